@@ -160,7 +160,7 @@ def detect(
 # Facts that Slurm does not report are listed at the top of the file.
 _DETECTED = """\
 # Written by `kit cluster detect`. Slurm does not say which account and QOS you may use, which folders all nodes see, or what your
-# fabric wants: add account and qos to the rows below, and [paths], [network] and mounts (docs/guides/embedded-cluster.md).
+# fabric wants: add account and qos to the rows below, and [paths], [network] and mounts (docs/guides/clusters.md).
 """
 
 

@@ -113,7 +113,7 @@ def _virtual(options: Mapping[str, Any], layers: int, pp: int) -> Iterator[Fault
     each, count = (options.get(key) for key in _VIRTUAL)
     by_hand = next((key for key in _UNEVEN[:2] if options.get(key) is not None), None)
     if each is not None and by_hand:
-        problem = f"{by_hand} deals the layers out by hand: say the number of stages instead"
+        problem = f"{by_hand} assigns the layers to stages by hand: set the number of stages instead"
         yield _fault(_VIRTUAL[0], problem, f"{_VIRTUAL[1]} = 2")
     elif each is not None and layers % pp == 0 and (each < 1 or (layers // pp) % each):
         problem = f"{each} does not divide the {layers // pp} layers of a pipeline stage"

@@ -101,7 +101,7 @@ BATCH = (
             r"failed|.*401 Unauthorized).*)"
         ),
         says="the container did not start: {what}",
-        advice="look at the image's name and your registry credentials",
+        advice="the lines after it give Enroot's reason, such as a wrong image name, missing credentials, or a user with no shell",
     ),
     Rule(
         id="stage-failed",

@@ -245,7 +245,7 @@ def _require_same(path: Path, digest: str) -> None:
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}: the run cannot be repeated without it") from None
     if found != digest:
-        problem = f"{path}: changed since the submit, so that it does not say what ran"
+        problem = f"{path}: it was changed since the submit, so it no longer records what ran"
         raise RunError(problem, hint="put it back; --set changes a key for a rerun")
 
 
@@ -254,7 +254,7 @@ def code_of(run_dir: Path, made: Manifest) -> tuple[Listing, Store]:
     live = f"kit rerun {run_dir.name} --live takes the job's folder as it is now"
     tree = made.workspace.tree if made.workspace else None
     if tree is None:
-        problem = "it worked in the job's folder itself (snapshot = false), and nothing says what was there"
+        problem = "it worked in the job's folder itself (snapshot = false), and no record has the files that were there"
         raise RunError(f"run {run_dir.name}: {problem}", hint=live)
     runs_dir = run_dir.parent.parent.parent if run_dir.parent.name == POINTS else run_dir.parent
     store = workspace.store_of(runs_dir)

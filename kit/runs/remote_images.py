@@ -116,7 +116,7 @@ def _send_from(cluster: RemoteCluster, lock: ImageLock, path: Path, start: int) 
     if reply.codes["result"] != 0:
         said = "".join(f"\n  {line}" for line in reply.stderr.splitlines()[-5:])
         raise ImageError(
-            f"image {lock.name}: cluster {cluster.name} the image was not stored:{said}",
+            f"image {lock.name}: cluster {cluster.name} did not store it:{said}",
             hint="submit again: the transfer continues; or set paths.store of the cluster to a folder with space",
         )
     note = _note(cluster, lock)

@@ -118,7 +118,7 @@ def until_known(
             pause = next(pauses, None)
             if pause is None:
                 problem = f"{error.message}\n  whether run {what} was submitted is not known yet"
-                hint = f"kit status {errand.folder}, once the line is back: never two jobs come of it"
+                hint = f"kit status {errand.folder}, once the connection is back; there is never a second job"
                 raise LineError(problem, hint=hint) from None
             print(
                 f"kit: the line to {cluster.connection.host} broke; asking what became of the submit", file=sys.stderr
@@ -132,7 +132,7 @@ def until_known(
             if not send or next(pauses, None) is not None:
                 send = True
                 continue
-            raise LineError(f"cluster {cluster.name}: the run folder does not arrive whole", hint="submit again")
+            raise LineError(f"cluster {cluster.name}: the run folder did not arrive completely", hint="submit again")
         return _job_of(reply, said, cluster, errand)
 
 
@@ -154,7 +154,7 @@ def _job_of(reply: Reply, said: str, cluster: RemoteCluster, errand: Errand) -> 
         )
     if said == "unknown":
         problem = f"cluster {cluster.name}: whether Slurm has taken run {errand.folder} is not known yet:\n{lines}"
-        hint = f"kit status {errand.folder} tells, once Slurm answers; never two jobs come of it"
+        hint = f"kit status {errand.folder} tells, once Slurm answers; there is never a second job"
         raise SlurmError(problem, hint=hint)
     if said == "nothing":
         raise RunError(f"cluster {cluster.name}: run {errand.folder} is not there any more", hint="kit runs")

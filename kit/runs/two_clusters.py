@@ -108,7 +108,7 @@ def split(job: Job, *, file: str) -> list[tuple[int, int, int]]:
         raise ConfigError.of(Fault(file=file, key="resources.nodes", problem=problem, hint=hint))
     for key in ("groups", "first_group", "relay"):
         if key in table.model_fields_set:
-            problem = "over two clusters 'kit submit' fills it in"
+            problem = "for a training over two clusters, 'kit submit' sets this key itself"
             raise ConfigError.of(Fault(file=file, key=f"diloco.{key}", problem=problem, hint="remove the line"))
     here = units - units // 2
     return [(here * span, 0, units * each), ((units - here) * span, here * each, units * each)]

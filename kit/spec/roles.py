@@ -80,7 +80,7 @@ class Ready(Model):
     def _one(self) -> Ready:
         if sum(v is not None for v in (self.tcp, self.http, self.file)) != 1:
             raise Invalid(
-                "one of tcp, http and file says when the role is ready: give exactly one",
+                "give exactly one of tcp, http and file: it says when the role is ready",
                 hint='ready = { tcp = "http" }',
             )
         return self
@@ -130,7 +130,7 @@ class Role(Model):
     def _consistent(self) -> Role:
         if self.nodes == "rest" and self.shares is not None:
             raise Invalid(
-                "a role that shares another role's nodes takes a number of them, or all without this key",
+                "a role that shares another role's nodes takes the first of them, as many as this key says; without the key, all",
                 key=("nodes",),
                 write=1,
             )

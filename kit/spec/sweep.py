@@ -191,7 +191,7 @@ class Sweep(Model):
             said = ", ".join(f"{key} has {count}" for key, count in lengths.items())
             shortest = min(lists.items(), key=lambda one: len(one[1]))
             raise Invalid(
-                f"lists side by side need one length: {said}",
+                f"the lists of [sweep.zip] must have the same length: {said}",
                 hint=f"add {max(lengths.values()) - len(shortest[1])} to {shortest[0]}",
             )
         return lists
@@ -207,7 +207,7 @@ class Sweep(Model):
             if len(holding) > 1:
                 twice.append(f"{key} is in {' and in '.join(holding)}")
         if twice:
-            raise Invalid(f"each key comes from one place: {'; '.join(twice)}", hint="remove one of them")
+            raise Invalid(f"a key may be set in one place only: {'; '.join(twice)}", hint="remove one of them")
         if not (self.grid or self.zip or self.points or self.random or self.search):
             raise Invalid(
                 "the sweep has no points: give one of grid, zip, points, random and search",

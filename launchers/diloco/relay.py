@@ -185,7 +185,7 @@ class Meetings:
             try:
                 await asyncio.wait_for(self._prove(reader, writer), PROOF_S)
                 if self.proved >= MOST_PROVED:
-                    raise Refused("too many")
+                    raise Refused("too many connections wait")
                 proved = True
                 self.proved += 1
                 request = await asyncio.wait_for(line_of(reader), PROOF_S)

@@ -99,7 +99,9 @@ def _make(args: argparse.Namespace, layout: chats.Layout, target: Path, told: st
     for where, content, row in chats.each(args.data, layout, args.turns):
         if isinstance(row, chats.BadChat):
             if not args.skip_bad:
-                raise Refused(f"{where}: {row}", hint="mend it, or --skip-bad to leave such chats out, counted")
+                raise Refused(
+                    f"{where}: {row}", hint="mend it, or --skip-bad, which leaves such chats out and counts them"
+                )
             counts["bad"] += 1
         elif len(row.tokens) > args.seq_len:
             counts["long"] += 1

@@ -82,7 +82,7 @@ class Layout:
         try:
             made: str = self._compiled(messages=messages, add_generation_prompt=ask, **self._special)
         except Exception as error:  # noqa: BLE001 - an expression in a template can raise anything
-            raise BadChat(f"the chat template {self.name} cannot lay it out: {error}") from None
+            raise BadChat(f"the chat template {self.name} cannot format it: {error}") from None
         return made
 
     def prompt(self, messages: list[Message]) -> list[int]:
@@ -123,8 +123,8 @@ class Layout:
             before, after = self.text(messages[:number], ask=True), self.text(messages[: number + 1], ask=False)
             if not (after.startswith(before) and whole.startswith(after)):
                 raise BadChat(
-                    f"the chat template {self.name} writes message {number + 1} otherwise once others follow: --turns last "
-                    "counts the last answer alone"
+                    f"the chat template {self.name} writes message {number + 1} differently once others follow: --turns last "
+                    "counts only the last answer"
                 )
             last = len(after)
             # Text after the token that ends the turn, such as a line break, is never sampled.

@@ -193,7 +193,7 @@ def _read_idx(path: Path) -> torch.Tensor:
     shape = struct.unpack_from(f">{dimensions}I", data, 4)
     start = 4 + 4 * dimensions
     if zeros != 0 or kind != 8 or len(data) - start != torch.Size(shape).numel():
-        raise SystemExit(f"{path}: not an idx file of bytes, or not whole.")
+        raise SystemExit(f"{path}: not an idx file of bytes, or cut off.")
     return torch.frombuffer(bytearray(data[start:]), dtype=torch.uint8).view(shape)
 
 

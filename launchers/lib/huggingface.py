@@ -134,7 +134,9 @@ def reader(folder: Path, shape: model.Shape) -> Callable[[str, int, int], torch.
         found, start = [], 0
         for part in names(name, held.keys()):
             if part not in held:
-                raise SystemExit(f"{folder}: {part} is in none of its files: not whole, or another kind of model.")
+                raise SystemExit(
+                    f"{folder}: {part} is in none of its files: the folder is incomplete, or has another kind of model."
+                )
             one = held[part].get_slice(part)
             size, want = one.get_shape()[0], rows.get(part.split(".")[-2])
             if want is not None and size != want:

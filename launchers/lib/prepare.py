@@ -104,7 +104,9 @@ class Worker:
             for found in documents.read(piece, self._order.text_key):
                 if isinstance(found, documents.Bad):
                     if not self._order.skip_bad:
-                        raise Refused(found.why, hint="mend it, or --skip-bad to leave such documents out, counted")
+                        raise Refused(
+                            found.why, hint="mend it, or --skip-bad, which leaves such documents out and counts them"
+                        )
                     counts["bad"] += 1
                 elif not found:
                     counts["empty"] += 1
@@ -195,7 +197,7 @@ def _make_units(order: Order, work: Path, units: list[documents.Unit], processes
                     yield done.result()
         except BrokenProcessPool:
             raise Refused(
-                "a process of the tokenizer was killed (the kernel does so where memory ends)",
+                "a process of the tokenizer was killed (the kernel does this when memory runs out)",
                 hint="the same command continues from here; fewer --processes need less memory",
             ) from None
         finally:

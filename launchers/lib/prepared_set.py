@@ -28,7 +28,9 @@ class Place:
     def __enter__(self) -> "Place":
         if self._target.exists():
             if not (self._target / FILE).is_file():
-                raise Refused(f"{self._target}: it exists, and is not replaced: no prepared data ({FILE} is not in it)")
+                raise Refused(
+                    f"{self._target}: it exists and holds no prepared data ({FILE} is not in it), so it is not replaced"
+                )
             if self._reuse and described_at(self._target)["made_from"] == self._described:
                 self.is_done = True
                 return self

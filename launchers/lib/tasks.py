@@ -153,7 +153,8 @@ class _Reader:
             raise chats.BadChat("its prompt is empty")
         if length + self._args.max_tokens > self._args.seq_len:
             raise chats.BadChat(
-                f"its prompt has {length} tokens: with --max-tokens {self._args.max_tokens} over --seq-len {self._args.seq_len}"
+                f"its prompt has {length} tokens: with --max-tokens {self._args.max_tokens} more than "
+                f"--seq-len {self._args.seq_len}"
             )
 
     def tokens(self, problem: Problem) -> list[int]:

@@ -182,7 +182,8 @@ def _prepared_source(folder: Path, args: argparse.Namespace) -> _TextSource:
     made = prepared_set.described_at(folder)
     if args.tokenizer is not None and vocabulary.opened(args.tokenizer, "none").digest != made["tokenizer_digest"]:
         raise Refused(
-            f"--tokenizer {args.tokenizer}: {folder} was made with another, {made['tokenizer']}", hint="leave it out"
+            f"--tokenizer {args.tokenizer}: {folder} was made with another tokenizer, {made['tokenizer']}",
+            hint="leave it out",
         )
     width = np.dtype(made["dtype"]).itemsize
     streams: dict[str, list[Stream]] = {}
@@ -191,7 +192,7 @@ def _prepared_source(folder: Path, args: argparse.Namespace) -> _TextSource:
         for one in made["shards"][part]:
             path = folder / f"{one['name']}.bin"
             if not path.is_file() or path.stat().st_size != one["tokens"] * width:
-                raise Refused(f"{path}: not there or not whole", hint="prepare it again")
+                raise Refused(f"{path}: missing or cut off", hint="prepare it again")
             streams[part].append(Stream(path=path.absolute(), dtype=made["dtype"], first=0, count=one["tokens"]))
     return _TextSource(
         train=streams["train"],
@@ -215,7 +216,8 @@ def _megatron_source(prefixes: list[Path], args: argparse.Namespace) -> _TextSou
     """The streams of Megatron's files. The last documents of each pair are held out, as with Megatron's own --split."""
     if args.tokenizer is None and args.vocabulary is None:
         raise Refused(
-            f"--data {args.data}: .bin and .idx do not say of what vocabulary", hint="--tokenizer or --vocabulary N"
+            f"--data {args.data}: .bin and .idx do not name the vocabulary of their tokens",
+            hint="--tokenizer or --vocabulary N",
         )
     end, size = None, args.vocabulary
     if args.tokenizer is not None:

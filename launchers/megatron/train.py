@@ -95,7 +95,7 @@ def begun(vocabulary: int) -> model.Shape:
         return model.Shape(**size, vocabulary=vocabulary, kv_heads=args.kv_heads, norm_eps=NORM_EPS)
     shape = huggingface.shape(args.init_from, context=args.context, vocabulary=vocabulary)
     if shape.rope_scaling is not None and shape.rope_scaling[1:] != LLAMA3:
-        raise SystemExit(f"{args.init_from}: megatron.core takes Llama 3's scaled positions with {LLAMA3} alone.")
+        raise SystemExit(f"{args.init_from}: megatron.core takes Llama 3's scaled positions only with {LLAMA3}.")
     args.layers, args.heads, args.kv_heads, args.dim = shape.layers, shape.heads, shape.keys, shape.dim
     return shape
 

@@ -137,7 +137,7 @@ def test_tiktoken_reads_special_tokens_in_the_template_only(tmp_path: Path) -> N
 def test_a_template_that_rewrites_earlier_turns_is_for_the_last_one_alone(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "forgets.jinja").write_text(FORGETS)
     made = layout(folder, str(tmp_path / "forgets.jinja"))
-    with pytest.raises(lib("chats").BadChat, match="writes message 3 otherwise once others follow: --turns last"):
+    with pytest.raises(lib("chats").BadChat, match="writes message 3 differently once others follow: --turns last"):
         made.row(CHAT)
     assert answers(made, made.row(CHAT, "last")) == ["Santiago\n de Chile.<|im_end|>"]
 

@@ -353,9 +353,9 @@ def test_megatrons_files_are_read_and_its_reader_reads_ours(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "error"),
     [
-        (["--data", "{set}", "--tokenizer", "{tok}"], "was made with another, bytes"),
-        (["--data", "{cut}"], "train-00000.bin: not there or not whole"),
-        (["--data", "{mega}"], "do not say of what vocabulary"),
+        (["--data", "{set}", "--tokenizer", "{tok}"], "was made with another tokenizer, bytes"),
+        (["--data", "{cut}"], "train-00000.bin: missing or cut off"),
+        (["--data", "{mega}"], "do not name the vocabulary of their tokens"),
         (["--data", "{mega}", "--vocabulary", "300", "--attend", "within"], "no token ends a document"),
         (["--data", "{nowhere}"], "no such file"),
         (["--data", "{set}", "--validation", "0"], ""),

@@ -162,7 +162,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(project: Path) 
     assert "a group has 1 ranks on one and 2 on two" in refusal(project)
     cluster(project, "two")
     write(project, "groups = 7")
-    assert "diloco.groups: over two clusters 'kit submit' fills it in" in refusal(project)
+    assert "diloco.groups: for a training over two clusters, 'kit submit' sets this key itself" in refusal(project)
     assert not (project / "runs").exists()
 
 
