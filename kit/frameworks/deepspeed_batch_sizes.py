@@ -63,12 +63,13 @@ def uneven(table: Mapping[str, Any], copies: int, ranks: str = "ranks") -> Itera
     micro, steps = known.get(MICRO), known.get(STEPS)
     parts = [f"{micro} per GPU"] if micro else []
     parts += [f"{steps} accumulation steps"] if steps else []
-    product, text = (micro or 1) * (steps or 1) * copies, " x ".join([*parts, f"{copies} {ranks}"])
+    product, factors = (micro or 1) * (steps or 1) * copies, [*parts, f"{copies} {ranks}"]
+    text = " x ".join(factors) + (f" = {product}" if len(factors) > 1 else "")
     if micro and steps:
-        problem = f"{known[TOTAL]} is not {text} = {product}"
+        problem = f"{known[TOTAL]} is not {text}"
         hint = f"{TOTAL} = {product}, or remove one of the three"
     else:
-        problem = f"{known[TOTAL]} is not a multiple of {text} = {product}"
+        problem = f"{known[TOTAL]} is not a multiple of {text}"
         hint = f"{TOTAL} = {multiple(known[TOTAL], product)}"
     yield Fault(key=f"deepspeed.{TOTAL}", problem=problem, hint=hint)
 

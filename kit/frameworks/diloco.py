@@ -209,7 +209,7 @@ def replica_groups(
 def least(table: DiLoCo, groups: int, here: int | None = None) -> int:
     """The number of groups that a quorum needs. A new group alone must not be a quorum: it would reset the model to its start.
 
-    here: the groups of this job, in a training over two clusters: they have to be enough while the other cluster is away.
+    here: of a training over two clusters, the groups of this job, which have to be enough while the other cluster is away.
     """
     if table.relay and here is not None:
         return table.min_replicas or max(1, min(2, here, groups - here))

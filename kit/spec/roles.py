@@ -130,7 +130,7 @@ class Role(Model):
     def _consistent(self) -> Role:
         if self.nodes == "rest" and self.shares is not None:
             raise Invalid(
-                "a role that shares another role's nodes takes the first of them, as many as this key says; without the key, all",
+                "with 'shares', this key is a number of the other role's nodes; without the key, the role runs on all of them",
                 key=("nodes",),
                 write=1,
             )

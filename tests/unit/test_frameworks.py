@@ -49,7 +49,7 @@ def test_batch_sizes_follow_from_each_other(given: dict[str, Any], expected: tup
             "train_batch_size",
             "30 is not 2 per GPU x 4 accumulation steps x 4 ranks = 32",
         ),
-        ({"train_batch_size": 2}, "train_batch_size", "2 is not a multiple of 4 ranks = 4"),
+        ({"train_batch_size": 2}, "train_batch_size", "2 is not a multiple of 4 ranks"),
         (
             {"train_batch_size": 32, "gradient_accumulation_steps": 3},
             "train_batch_size",
