@@ -71,8 +71,11 @@ def plain(name: str) -> str:
 
 @cache
 def program_names() -> tuple[str, ...]:
-    """The sorted names (bin/NAME) of the programs that are the same in every run, because they have no generated head."""
-    return tuple(name for name in _names("bin") if MARK not in plain(name))
+    """The sorted names (bin/NAME) of the programs that are the same in every run, because they have no generated head.
+
+    bin/fuse/NAME: a program that stands before another one of its name on the PATH of Enroot.
+    """
+    return (*(name for name in _names("bin") if MARK not in plain(name)), "bin/fuse/squashfuse")
 
 
 @cache

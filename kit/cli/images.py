@@ -315,6 +315,7 @@ def prune_images(
     from kit import data_folders
     from kit.images import layer_cache, store_contents
     from kit.images import store as image_store
+    from kit.runs import find_runs, hot_pages
 
     place = store_of(store, cluster)
     image_store.prepare(place)
@@ -322,6 +323,8 @@ def prune_images(
     gone = store_contents.prune(
         place, data_folders.project(), in_use=in_use, older_than_s=older_than * _DAY_S, dry_run=dry_run
     )
+    if not dry_run:
+        hot_pages.forget(find_runs.folders(data_folders.project()), [path.stem for path, _ in gone])
     layers = layer_cache.prune(older_than_s=older_than * _DAY_S, dry_run=dry_run)
     if as_json:
         typer.echo(json.dumps({"dry_run": dry_run, "removed": [str(path) for path, _ in (*gone, *layers)]}))

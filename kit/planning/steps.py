@@ -114,6 +114,7 @@ def preflight_step(made: Decisions) -> list[str]:
         *_helper("kit-preflight", made.every_node, f"{run.logs}/preflight.log"),
         f"{run.bin}/preflight.sh",
         *options,
+        *([] if made.runtime.by_srun or not _probes(made) else ["--", *_contained(made, made.main, [], *_probe(made))]),
     ]
 
 
@@ -165,13 +166,23 @@ def _checked_interfaces(made: Decisions) -> Iterator[str]:
 
 
 def probe_step(made: Decisions) -> list[str]:
-    """Starts the container once on every node, with one task; empty if the preflight has no such check."""
-    checks, run, main = made.job.preflight, made.paths.run, made.main
-    if not (checks.enabled and checks.container and made.runtime.containerized):
+    """Starts the container once on every node, with one task; empty if the preflight has no such check, or does it itself."""
+    if not (_probes(made) and made.runtime.by_srun):
         return []
-    step = _helper("kit-probe", made.every_node, f"{run.logs}/preflight.log")
-    words = [f"{made.paths.inside.run}/bin/probe.sh", made.job.python, f"{main.folder}/image-env.sh".lstrip("/")]
-    return _contained(made, main, step, *words)
+    step = _helper("kit-probe", made.every_node, f"{made.paths.run.logs}/preflight.log")
+    return _contained(made, made.main, step, *_probe(made))
+
+
+def _probes(made: Decisions) -> bool:
+    """Whether the preflight starts the container."""
+    checks = made.job.preflight
+    return checks.enabled and checks.container and made.runtime.containerized
+
+
+def _probe(made: Decisions) -> list[str]:
+    """The program that reports from inside the container that it runs."""
+    image_env = f"{made.main.folder}/image-env.sh".lstrip("/")
+    return [f"{made.paths.inside.run}/bin/probe.sh", made.job.python, image_env]
 
 
 def once_step(made: Decisions) -> list[str]:

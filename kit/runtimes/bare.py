@@ -12,6 +12,7 @@ class Bare:
 
     containerized = False
     pulls = False
+    by_srun = False
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
         """Return the srun line followed by the command, without a container."""

@@ -36,10 +36,12 @@ class Runtime(Protocol):
     """Each module of kit/runtimes/ holds one runtime. Cluster and job files refer to it by the module's name.
 
     containerized: False for the node itself. pulls: whether it can start an image from a registry; if False, only image files.
+    by_srun: whether options of srun start the container; if False, a program on the node does, which needs no step of its own.
     """
 
     containerized: bool
     pulls: bool
+    by_srun: bool
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
         """The argv that runs `command` in `container` in every task of `srun` (an argv that starts with 'srun')."""

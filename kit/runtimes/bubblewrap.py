@@ -16,6 +16,7 @@ class Bubblewrap:
 
     containerized = True
     pulls = False
+    by_srun = False
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
         """The srun line, then bubblewrap.sh with the container's options, then the command."""

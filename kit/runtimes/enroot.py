@@ -23,6 +23,7 @@ class Enroot:
 
     containerized = True
     pulls = False
+    by_srun = False
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
         """The srun line, then enroot.sh with the container's options, then the command."""

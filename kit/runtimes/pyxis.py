@@ -37,6 +37,7 @@ class Pyxis:
 
     containerized = True
     pulls = True
+    by_srun = True
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
         """The srun line with Pyxis's options, then the command."""

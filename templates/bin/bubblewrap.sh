@@ -11,6 +11,8 @@ source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/failures.sh"
 # shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/image_mount.sh"
+# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
 
 # Slurm signals every process of a step. This script and bwrap's own monitor must outlive a TERM that is meant for the ranks.
@@ -68,13 +70,14 @@ choose_base() {
 }
 
 mount_image() {
+    image_mount::read_ahead "${BASH_SOURCE[0]%/bin/*}" "${image}"
     if [[ -z "${real_ids}" ]]; then
-        mount -t squashfs -o loop,ro,nodev "${image}" "${base}/lower" || fail "cannot mount ${image}: is it a squashfs image?"
+        image_mount::by_kernel "${image}" "${base}/lower" || fail "cannot mount ${image}: is it a squashfs image?"
         return 0
     fi
     # Without real root the kernel mounts no block device. setpriv ends squashfuse with this script, however the script ends.
-    command -v squashfuse >/dev/null || fail "no squashfuse on this node; install it, or use the pyxis or enroot runtime"
-    setpriv --pdeathsig KILL squashfuse -f "${image}" "${base}/lower" </dev/null >&2 &
+    image_mount::choose_fuse || fail "no squashfuse on this node; install it, or use the pyxis or enroot runtime"
+    setpriv --pdeathsig KILL "${image_mount_fuse[@]}" -f "${image}" "${base}/lower" </dev/null >&2 &
     squashfuse_pid=$!
     local -i tries
     for ((tries = 0; tries < 100; tries++)); do

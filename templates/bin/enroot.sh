@@ -19,5 +19,7 @@ if [[ -d "${PMIX_SERVER_TMPDIR:-}" ]]; then
     options+=("--mount=${PMIX_SERVER_TMPDIR%/}:${PMIX_SERVER_TMPDIR%/}:x-create=dir,rbind")
 fi
 
+# Enroot mounts the image by the program `squashfuse`.
+export PATH="${BASH_SOURCE[0]%/bin/*}/bin/fuse:${PATH}"
 trap '' TERM USR1 USR2 INT HUP
 exec enroot start "${options[@]}" "$@"

@@ -1,5 +1,6 @@
 #!/bin/bash
-# preflight.sh NAME=VALUE…: one task per node, before the ranks, outside the container. Reports all that this node lacks, at once.
+# preflight.sh NAME=VALUE… [-- PROBE WORD…]: one task per node, before the ranks, outside the container. Reports all that this node
+# lacks, at once. PROBE starts the container once, and writes its own report (probe.sh).
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
@@ -16,10 +17,16 @@ fault() {
 
 read_options() {
     images=() sizes=() digests=() cache="" run="" verify="" free_kb=0 shm_kb=0 nofile=0 memlock=any skew="" gpus=0 userns=0
-    sources=() interfaces=()
+    sources=() interfaces=() probe=()
     local word
-    for word in "$@"; do
+    while (($#)); do
+        word="$1"
+        shift
         case "${word}" in
+            --)
+                probe=("$@")
+                break
+                ;;
             source=*) sources+=("${word#*=}") ;;
             interface=*) interfaces+=("${word#*=}") ;;
             image=*) images+=("${word#*=}") sizes+=(0) digests+=("") ;;
@@ -73,6 +80,14 @@ check_first() {
     fi
     ((${#faults[@]} == 0)) || : >"${run}/state/preflight/${node}.refused"
     : >"${run}/state/preflight/${node}.folders"
+}
+
+# The container mounts the cache folder, and must be of the locked bytes. So it starts after the first checks, beside the others.
+start_probe() {
+    probe_pid=""
+    ((${#probe[@]} && ${#faults[@]} == 0)) || return 0
+    "${probe[@]}" &
+    probe_pid=$!
 }
 
 check_folders() {
@@ -179,6 +194,7 @@ check_gpus() {
 main() {
     read_options "$@"
     check_first
+    start_probe
     check_folders
     check_limits
     check_user_namespaces
@@ -188,9 +204,11 @@ main() {
     local -r report="${run}/state/preflight/${node}.preflight"
     if ((${#faults[@]})); then
         printf '%s\n' "${faults[@]/#/${node}: }" | tee -- "${report}.failed"
-        return 1
+    else
+        : >"${report}.ok"
     fi
-    : >"${report}.ok"
+    [[ -z "${probe_pid}" ]] || wait "${probe_pid}" || return $?
+    return $((${#faults[@]} > 0))
 }
 
 main "$@"

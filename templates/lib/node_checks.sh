@@ -50,7 +50,6 @@ node_checks::nodes() {
     events::record phase name preflight
     ((${#KIT_PREFLIGHT_ARGV[@]})) || return 0
     local -r folder="${KIT_RUN_DIR}/state/preflight"
-    local -r all="${nodes_all[*]}"
     local -i deadline=$((EPOCHSECONDS + KIT_PREFLIGHT_TIMEOUT + (container_names_unpacked ? KIT_UNPACK_TIMEOUT : 0)))
     deadline+="$(node_checks::reading_s)"
     node_checks::begin "${folder}" "${deadline}"
@@ -63,23 +62,34 @@ node_checks::nodes() {
             node_checks::judge "${folder}" preflight
             return $?
         fi
-        KIT_NODE_NAMES="${all}" steps::start kit-probe "${KIT_PROBE_ARGV[@]}"
+        KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-probe "${KIT_PROBE_ARGV[@]}"
     fi
     node_checks::await "${deadline}" false kit-preflight kit-probe
     [[ -z "${signals_got}" ]] || return 143
     node_checks::judge "${folder}" preflight probe
 }
 
-# node_checks::begin FOLDER DEADLINE: starts the preflight on every node of the allocation, with the spares. It is the first step on
-# these nodes. A node that Slurm cannot reach at that moment ("Communication connection failure") is not broken, so the step is
-# started again.
+# Starts the preflight before this script asks Slurm its own questions, which take as long. Not before an image is staged: the nodes
+# check their copies.
+node_checks::start_early() {
+    ((${#KIT_PREFLIGHT_ARGV[@]} && !${#KIT_STAGE_ARGV[@]})) || return 0
+    node_checks::start "${KIT_RUN_DIR}/state/preflight"
+}
+
+# node_checks::start FOLDER: starts the preflight on every node of the allocation, with the spares.
+node_checks::start() {
+    rm -rf -- "$1"
+    mkdir -p -- "$1"
+    KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}"
+}
+
+# node_checks::begin FOLDER DEADLINE: waits until the preflight has begun on every node. It is the first step on these nodes. A node
+# that Slurm cannot reach at that moment ("Communication connection failure") is not broken, so the step is started again.
 node_checks::begin() {
     local -r folder="$1"
     local -i tries
     for ((tries = 1; ; tries++)); do
-        rm -rf -- "${folder}"
-        mkdir -p -- "${folder}"
-        KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-preflight "${KIT_PREFLIGHT_ARGV[@]}"
+        [[ -n "${steps_pid[kit-preflight]:-}" ]] || node_checks::start "${folder}"
         node_checks::await "$2" node_checks::has_folders kit-preflight
         if node_checks::has_folders || ((tries == node_checks_tries || EPOCHSECONDS + 2 >= $2)) || [[ -n "${signals_got}" ]]; then
             return 0
@@ -129,6 +139,16 @@ node_checks::has_folders() {
     ((${#made[@]} >= ${#nodes_all[@]}))
 }
 
+# Whether the container is started once on every node: by a step of its own, or by the preflight, which has its command after a `--`.
+node_checks::probes() {
+    local word
+    ((${#KIT_PROBE_ARGV[@]} == 0)) || return 0
+    for word in "${KIT_PREFLIGHT_ARGV[@]}"; do
+        [[ "${word}" != -- ]] || return 0
+    done
+    return 1
+}
+
 # node_checks::judge FOLDER CHECK…: names the nodes where one of these checks failed or gave no answer.
 node_checks::judge() {
     local -r folder="$1"
@@ -137,7 +157,7 @@ node_checks::judge() {
     local -a failed=()
     for name in "${nodes_all[@]}"; do
         for check in "$@"; do
-            [[ "${check}" == probe && ${#KIT_PROBE_ARGV[@]} -eq 0 ]] && continue
+            [[ "${check}" != probe ]] || node_checks::probes || continue
             if [[ ! -e "${folder}/${name}.${check}.ok" ]]; then
                 failed+=("${name}")
                 [[ -s "${folder}/${name}.${check}.failed" ]] || node_checks::say_silent "${name}" "${check}"
@@ -217,6 +237,7 @@ node_checks::all_reduce_of() {
     local -r name="${of[name]}"
     local -i ended=0
     roles::start "$1" KIT_PROGRAM_FILE=all-reduce.sh
+    steps::start_monitor
     local -ri deadline=$((EPOCHSECONDS + KIT_ALL_REDUCE_TIMEOUT))
     until steps::ended "${name}"; do
         if ((EPOCHSECONDS >= deadline)) || [[ -n "${signals_got}" ]]; then

@@ -8,13 +8,18 @@ nodes_ports_taken=()
 declare -A nodes_known_as=()
 nodes_held="" nodes_looked_at=0 nodes_first=""
 
-nodes::resolve() {
+nodes::list() {
     mapfile -t nodes_all < <(scontrol show hostnames "${SLURM_JOB_NODELIST}")
     # scontrol returns 0 and prints nothing for a list that it cannot read.
     if ((${#nodes_all[@]} < KIT_NODES)); then
         log::error "the allocation ${SLURM_JOB_NODELIST} has ${#nodes_all[@]} nodes, the plan wants ${KIT_NODES}"
         return 1
     fi
+}
+
+# Learns the nodes' addresses, and chooses those of the ranks.
+nodes::resolve() {
+    ((${#nodes_all[@]})) || nodes::list || return 1
     nodes::learn_addresses
     nodes::choose
 }

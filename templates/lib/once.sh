@@ -13,6 +13,7 @@ once::run() {
     failures::prepare once
     steps::set_env "KIT_FAILURES=${failures_name}"
     KIT_NODE_NAMES="${KIT_NODE_NAMES%% *}" steps::start kit-once "${KIT_ONCE_ARGV[@]}"
+    steps::start_monitor
     once::wait
     # 128 + SIGKILL, as for a rank that is killed.
     code=$((once_lost ? 137 : steps_code))

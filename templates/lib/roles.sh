@@ -34,6 +34,7 @@ roles::run() {
         for ((i = 0; i < KIT_STEPS; i++)); do
             roles::look "${i}"
         done
+        steps::start_monitor
         signals::ask_again
         signals::check_carried
         role_policy::judge

@@ -6,7 +6,7 @@ declare -A steps_pid=()
 declare -i steps_deadline=0
 declare -A steps_deadline_of=() steps_why_of=() steps_kill_since=() steps_kill_next=()
 declare -i steps_code=0
-steps_env=() steps_why=""
+steps_env=() steps_why="" steps_monitored=""
 
 # steps::set_env NAME=VALUE…: sets the environment that only the next step gets.
 steps::set_env() {
@@ -38,7 +38,14 @@ steps::start() {
     unset "steps_kill_since[${name}]" "steps_kill_next[${name}]" "steps_deadline_of[${name}]" "steps_why_of[${name}]"
 }
 
-# Runs in the background, without the pipes of heartbeat.sh, failure_watch.sh and stall_watch.sh, which must have only one holder.
+# Starts the monitor, once, when the first step of the job's own programs was started: it must not delay them.
+steps::start_monitor() {
+    [[ -z "${steps_monitored}${steps_pid[kit-monitor]:-}" ]] && ((${#KIT_MONITOR_ARGV[@]})) || return 0
+    steps_monitored=1
+    steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
+}
+
+# Runs in the background, without the pipes of heartbeat.sh, failure_watch.sh, stall_watch.sh and hot_pages.sh, which must have only one holder.
 # When such a subshell is killed, bash prints its source, which is one word here.
 steps::spawn() {
     steps::become "$@" &
@@ -46,7 +53,7 @@ steps::spawn() {
 
 steps::become() {
     local fd pair
-    for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}" "${stall_watch_fd:-}"; do
+    for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}" "${stall_watch_fd:-}" "${hot_pages_fd:-}"; do
         [[ -z "${fd}" ]] || exec {fd}>&-
     done
     for pair in "${steps_env[@]}"; do

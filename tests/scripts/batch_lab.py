@@ -82,6 +82,7 @@ class BatchLab:
                 "KIT_RETRY_CODES=(137) KIT_RETRY_REQUEUE=0 KIT_REQUEUE_CAPPED=0 KIT_RETRY_IN_ALLOCATION=0 KIT_RUNTIME=bare",
                 f"KIT_SIGNAL_ARGV=(srun --job-name=kit-signal true) KIT_AVOID_DIR={self.run_dir}/avoid KIT_IMAGES=()",
                 "KIT_PREFLIGHT_TIMEOUT=20 KIT_PREFLIGHT_ON_FAILURE=fail KIT_PROBE_ARGV=() KIT_PREFLIGHT_ARGV=()",
+                "KIT_STAGE_ARGV=() KIT_MONITOR_ARGV=()",
                 STEPS,
                 *(f"source {LIB}/{name}.sh" for name in LIBRARIES),
                 "nodes::listening() { return 1; }",

@@ -63,7 +63,7 @@ def test_jinja_in_a_body_is_found() -> None:
 def test_rendered_scripts_pass_shellcheck(case: Case, tmp_path: Path) -> None:
     written = write_files(planned(case), tmp_path)
     # Function files are followed from the scripts that source them: alone, half of their variables are somebody else's.
-    scripts = [p for p in written if p.suffix == ".sh" and p.read_text().startswith("#!")]
+    scripts = [p for p in written if p.suffix in {".sh", ""} and p.read_text().startswith("#!")]
     assert len(scripts) >= 8
     if case is CASES[0]:
         options = ["--external-sources"]

@@ -262,6 +262,8 @@ source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/failure_watch.sh"
 source "${KIT_RUN_DIR}/lib/stall_watch.sh"
+source "${KIT_RUN_DIR}/lib/trust.sh"
+source "${KIT_RUN_DIR}/lib/hot_pages.sh"
 source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
@@ -283,6 +285,7 @@ finish() {
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
     stall_watch::stop
+    hot_pages::stop
     signals::ask_again
     if retry::wants_requeue "${code}"; then
         what=requeue
@@ -336,10 +339,12 @@ train() {
         memory_checkpoints::start
         failure_watch::start
         stall_watch::start
+        hot_pages::start
         roles::run
         code=$?
         failure_watch::stop
         stall_watch::stop
+        hot_pages::stop
         retry::again "${code}" || return "${code}"
     done
 }
@@ -354,15 +359,20 @@ main() {
     output_links::link
     trap finish EXIT
     environment::scrub "${KIT_INHERIT[@]}"
+    # Pyxis gives Enroot this PATH, by which it finds `squashfuse`.
+    [[ "${KIT_RUNTIME}" != pyxis ]] || export PATH="${KIT_RUN_DIR}/bin/fuse:${PATH}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
     signals::trap
 
+    nodes::list || exit 1
+    events::record start nodes "${SLURM_JOB_NODELIST}"
+    # The containers mount the workspace. Once it is there, the nodes check themselves while this script does the rest.
+    workspace::prepare || exit 1
+    node_checks::start_early
     nodes::resolve || exit 1
     nodes::banner
-    events::record start nodes "${SLURM_JOB_NODELIST}"
     notices::tell
     failures::reserve_space
-    workspace::prepare || exit 1
     node_checks::image || exit "${node_checks_failed_code}"
     node_checks::stage || exit $?
     container_names::begin
@@ -371,9 +381,6 @@ main() {
     retry::cap_slurm
 
     heartbeat::start "${KIT_HEARTBEAT}"
-    if ((${#KIT_MONITOR_ARGV[@]})); then
-        steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
-    fi
     node_checks::all_reduce || exit $?
     once::run || exit $?
     train
@@ -832,6 +839,8 @@ KIT_FILE
 KIT_FILE
     unpack 755 bin/rank.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 755 bin/read-ahead.sh <<'KIT_FILE'
+KIT_FILE
     unpack 755 bin/ready.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/shell.sh <<'KIT_FILE'
@@ -841,6 +850,8 @@ KIT_FILE
     unpack 755 bin/stage.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/unignore.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/fuse/squashfuse <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/cache_folders.sh <<'KIT_FILE'
 KIT_FILE
@@ -861,6 +872,12 @@ KIT_FILE
     unpack 644 lib/failures.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/heartbeat.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/hot_pages.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/hot_pages.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_mount.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE
@@ -913,6 +930,8 @@ KIT_FILE
     unpack 644 lib/signals.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/slurm.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/squashfs_image.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/stall.awk <<'KIT_FILE'
 KIT_FILE

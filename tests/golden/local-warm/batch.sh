@@ -228,20 +228,7 @@ readonly -a KIT_PREFLIGHT_ARGV=(
     size=4096
     sha256=c0ffee0000000000000000000000000000000000000000000000000000000000
     source=/home/ada/project/examples/ddp-srun
-)
-readonly -a KIT_PROBE_ARGV=(
-    srun
-    --job-name=kit-probe
-    --overlap
-    --mem=0
-    --nodes=3
-    --ntasks=3
-    --ntasks-per-node=1
-    --cpus-per-task=1
-    --mpi=none
-    --export=ALL
-    --output=/shared/runs/digits-1/logs/preflight.log
-    --open-mode=append
+    --
     /shared/runs/digits-1/bin/bubblewrap.sh
     --image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
     --workdir=/workspace
@@ -264,6 +251,7 @@ readonly -a KIT_PROBE_ARGV=(
     python3
     image-env.sh
 )
+readonly -a KIT_PROBE_ARGV=()
 readonly -a KIT_STAGE_ARGV=()
 readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=()
@@ -287,6 +275,8 @@ source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/failure_watch.sh"
 source "${KIT_RUN_DIR}/lib/stall_watch.sh"
+source "${KIT_RUN_DIR}/lib/trust.sh"
+source "${KIT_RUN_DIR}/lib/hot_pages.sh"
 source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
@@ -308,6 +298,7 @@ finish() {
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
     stall_watch::stop
+    hot_pages::stop
     signals::ask_again
     if retry::wants_requeue "${code}"; then
         what=requeue
@@ -361,10 +352,12 @@ train() {
         memory_checkpoints::start
         failure_watch::start
         stall_watch::start
+        hot_pages::start
         roles::run
         code=$?
         failure_watch::stop
         stall_watch::stop
+        hot_pages::stop
         retry::again "${code}" || return "${code}"
     done
 }
@@ -379,15 +372,20 @@ main() {
     output_links::link
     trap finish EXIT
     environment::scrub "${KIT_INHERIT[@]}"
+    # Pyxis gives Enroot this PATH, by which it finds `squashfuse`.
+    [[ "${KIT_RUNTIME}" != pyxis ]] || export PATH="${KIT_RUN_DIR}/bin/fuse:${PATH}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
     signals::trap
 
+    nodes::list || exit 1
+    events::record start nodes "${SLURM_JOB_NODELIST}"
+    # The containers mount the workspace. Once it is there, the nodes check themselves while this script does the rest.
+    workspace::prepare || exit 1
+    node_checks::start_early
     nodes::resolve || exit 1
     nodes::banner
-    events::record start nodes "${SLURM_JOB_NODELIST}"
     notices::tell
     failures::reserve_space
-    workspace::prepare || exit 1
     node_checks::image || exit "${node_checks_failed_code}"
     node_checks::stage || exit $?
     container_names::begin
@@ -396,9 +394,6 @@ main() {
     retry::cap_slurm
 
     heartbeat::start "${KIT_HEARTBEAT}"
-    if ((${#KIT_MONITOR_ARGV[@]})); then
-        steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
-    fi
     node_checks::all_reduce || exit $?
     once::run || exit $?
     train

@@ -1,0 +1,71 @@
+# shellcheck shell=bash
+# shellcheck disable=SC2034,SC2154 # names that other libraries set or read
+# Hot pages: the parts of an image that the start of a program reads. The first run that has an image learns them, from what its
+# node keeps in memory. They are kept beside the runs, in .hot-pages/DIGEST of the user's own, and later starts read them ahead.
+
+# Seconds after the start of the ranks at which the pages are learnt, until a list is settled.
+readonly -a hot_pages_at=(10 60 300)
+# The longest that the learning may take.
+readonly hot_pages_limit_s=120
+hot_pages_list=""
+
+# hot_pages::find RUNS-DIR IMAGE: sets hot_pages_list to the list of an image, which the store names by its digest. Returns 1 where
+# there is none, or others could have written it.
+hot_pages::find() {
+    local digest="${2##*/}"
+    digest="${digest%.sqsh}"
+    hot_pages_list="$1/.hot-pages/${digest}"
+    [[ "${digest}" =~ ^[0-9a-f]{64}$ && -O "$1/.hot-pages" && ! -L "$1/.hot-pages" ]] || return 1
+    trust::is_own_file "${hot_pages_list}"
+}
+
+# Starts to learn in the background. It lives as long as the pipe that only this script holds open, as in heartbeat.sh.
+hot_pages::start() {
+    hot_pages_fd=""
+    # Which of several images a process has is not known.
+    ((${#KIT_IMAGES[@]} == 2)) && [[ "${KIT_IMAGES[0]}" == /* && "${KIT_IMAGES[1]}" == sha256:* ]] || return 0
+    exec {hot_pages_fd}> >(hot_pages::loop "${KIT_IMAGES[0]}")
+}
+
+hot_pages::stop() {
+    if [[ -n "${hot_pages_fd:-}" ]]; then
+        exec {hot_pages_fd}>&-
+        hot_pages_fd=""
+    fi
+}
+
+# hot_pages::loop IMAGE
+hot_pages::loop() {
+    local -i status at since=0
+    local -a closed=("${heartbeat_fd:-}" "${failure_watch_fd:-}" "${stall_watch_fd:-}")
+    local fd
+    trap '' TERM USR1 USR2 INT HUP
+    for fd in "${closed[@]}"; do
+        [[ -z "${fd}" ]] || exec {fd}>&-
+    done
+    for at in "${hot_pages_at[@]}"; do
+        ! hot_pages::is_settled "$1" || return 0
+        IFS= read -r -t $((at - since)) _
+        status=$?
+        # read: a status above 128 is a time-out; any other failure is the end of the pipe.
+        ((status > 128)) || return 0
+        since="${at}"
+        hot_pages::learn "$1" "${at}"
+    done
+}
+
+# hot_pages::is_settled IMAGE: whether its list has stopped growing.
+hot_pages::is_settled() {
+    local first
+    hot_pages::find "${KIT_RUN_DIR%/*}" "$1" && read -r first <"${hot_pages_list}" || return 1
+    [[ "${first}" == '# settled' ]]
+}
+
+# hot_pages::learn IMAGE SECONDS
+hot_pages::learn() {
+    local -r folder="${KIT_RUN_DIR%/*}/.hot-pages"
+    trust::private_folder "${folder}" && command -v python3 >/dev/null || return 0
+    hot_pages::find "${KIT_RUN_DIR%/*}" "$1" || [[ ! -e "${hot_pages_list}" ]] || return 0
+    timeout --signal=KILL "${hot_pages_limit_s}" nice -n 19 python3 -E -s -S -B "${KIT_RUN_DIR}/lib/hot_pages.py" \
+        "$1" "${hot_pages_list}" "${SLURM_JOB_ID}" "$2" </dev/null >>"${KIT_RUN_DIR}/logs/hot-pages.log" 2>&1
+}
