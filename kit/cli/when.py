@@ -48,7 +48,7 @@ def when(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show when a job would start, on each cluster and with each allowed size, the earliest first. Nothing is submitted."""
-    from kit.errors import UsageError
+    from kit.errors import SlurmError, UsageError
     from kit.forecast import answers
 
     if everywhere and cluster:
@@ -61,6 +61,10 @@ def when(
         more=tuple(map(_choice, or_ or ())),
         say=lambda line: print(f"kit: {clean(line)}", file=sys.stderr),
     )
+    if not found:
+        raise SlurmError(
+            "no cluster could be asked", hint="kit cluster up starts one here; kit cluster login NAME connects by ssh"
+        )
     if as_json:
         print(json.dumps([one.as_dict() for one in found], indent=2))
     else:

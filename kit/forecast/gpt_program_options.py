@@ -14,6 +14,7 @@ from typing import Any, Literal
 from kit.errors import UsageError
 from kit.model_size import Shape
 from kit.planning.plan import Plan
+from kit.slurm import embedded
 
 Kind = Literal["ddp", "fsdp"]
 # Launcher -> its GPT program.
@@ -72,7 +73,6 @@ def of_plan(made: Plan) -> GptTraining | None:
     script = job.script or made.decisions.resolved.launcher.script
     if not job.is_launchers:
         return None
-    gpus = made.allocation.gpus_per_node > 0
     every = job.checkpoint.every or 0
     return read(
         job.launcher,
@@ -80,8 +80,16 @@ def of_plan(made: Plan) -> GptTraining | None:
         (*job.args, *made.decisions.extra.args),
         ranks=made.allocation.world_size,
         every=every,
-        gpus=gpus,
+        gpus=has_gpus(made),
     )
+
+
+def has_gpus(made: Plan) -> bool:
+    """Whether the ranks find GPUs. Those of an embedded cluster may exist only as names; then they compute on CPUs."""
+    if made.allocation.gpus_per_node == 0:
+        return False
+    running = embedded.find(made.cluster) if made.decisions.resolved.cluster.embedded else None
+    return running is None or not running.has_placeholders
 
 
 def read(launcher: str, script: str, args: Sequence[str], *, ranks: int, every: int, gpus: bool) -> GptTraining | None:

@@ -121,7 +121,7 @@ def _program(job: Mapping[str, Any], record: Manifest, made: Plan) -> GptTrainin
     ranks = next(iter(record.world_sizes.values()), 0) if len(record.world_sizes) == 1 else 0
     script = job.get("script") or made.decisions.resolved.launcher.script
     every = job.get("checkpoint", {}).get("every") or 0
-    gpus = made.allocation.gpus_per_node > 0
+    gpus = gpt_program_options.has_gpus(made)
     return gpt_program_options.read(
         record.launcher, str(script), job.get("args", ()), ranks=ranks, every=every, gpus=gpus
     )

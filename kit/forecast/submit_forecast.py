@@ -171,9 +171,11 @@ def sentences(found: Outlook, *, start: float | None = None) -> list[str]:
     if took:
         steps = f"{took.steps:,} steps at {took.step:.3g} s, " if took.steps and took.step else ""
         exact = "as" if took.exact else "scaled from"
-        ends = [start + whole for whole in took.between or (took.whole,)] if start is not None else []
-        words = " to ".join(time_wording.moment(end, start or 0.0) for end in ends)
-        end = f"ends about {words}, " if ends and took.whole >= 60 else ""
+        end = ""
+        if start is not None and took.whole >= 60:
+            ends = [time_wording.moment(start + one, start) for one in took.between or (took.whole,)]
+            words = " and ".join(one.removeprefix("at ") for one in ends)
+            end = f"ends {'between' if took.between else 'about'} {words}, "
         whole = " to ".join(minutes_of(one) for one in took.between or (took.whole,))
         unsteady = "; its steps were not steady" if took.between else ""
         lines.append(f"{end}{whole} after its start ({steps}{exact} {took.basis}{unsteady})")

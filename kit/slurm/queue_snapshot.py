@@ -120,7 +120,9 @@ def read(*, env: Mapping[str, str]) -> QueueSnapshot:
     try:
         told = [run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S).stdout for argv in (nodes, jobs)]
     except ToolError as error:
-        raise SlurmError(f"Slurm's queue could not be read: {error.message}", hint="is the cluster up?") from None
+        # The last line is Slurm's own reason; a list of clusters shows one line of each.
+        reason = error.message.splitlines()[-1].strip()
+        raise SlurmError(f"Slurm's queue could not be read: {reason}", hint="is the cluster up?") from None
     return parse(*told, now=time.time())
 
 

@@ -103,10 +103,12 @@ def _wait_for(condition: object, seconds: float = 60) -> None:
         time.sleep(0.3)
 
 
-def test_a_model_that_cannot_fit_is_refused_before_anything_is_written(lab: Lab) -> None:
+@pytest.mark.parametrize("gpus", ["", "gpus_per_node = 0\n"], ids=["placeholder GPUs", "none"])
+def test_a_model_that_cannot_fit_is_refused_before_anything_is_written(lab: Lab, gpus: str) -> None:
+    """GPUs that are only names have no memory: the ranks compute on CPUs, in the node's."""
     lab.write(
         'script = "/kit/run/code/train_gpt.py"\nargs = ["--dim", "4096", "--heads", "32", "--layers", "24"]\n'
-        '[resources]\nnodes = 1\nranks_per_node = 2\ngpus_per_node = 0\nmemory = "8G"\n'
+        f'[resources]\nnodes = 1\nranks_per_node = 2\nmemory = "8G"\n{gpus}'
     )
     done = lab.kit("submit", "--no-container", "--cluster", lab.cluster.name, check=False)
     assert done.returncode == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -148,6 +149,11 @@ def test_what_is_known_is_said_and_no_more() -> None:
     assert submit_forecast.sentences(_outlook(duration=steady)) == said[2:]
     (unsteady,) = submit_forecast.sentences(_outlook(duration=replace(took, least=3000.0, most=5400.0)))
     assert unsteady == "45 min to 1 h 39 min after its start (100 steps at 39 s, as run-1; its steps were not steady)"
+    noon = datetime(2026, 11, 22, 12, 0).timestamp()
+    (line,) = submit_forecast.sentences(_outlook(duration=took), start=noon)
+    assert line == f"ends about 13:06, {said[2]}"
+    (line,) = submit_forecast.sentences(_outlook(duration=replace(took, least=3000.0, most=5400.0)), start=noon)
+    assert line == f"ends between 12:45 and 13:39, {unsteady}"
 
 
 QUOTA = """\

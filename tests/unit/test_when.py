@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
@@ -11,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.cli.when import _lines
-from kit.errors import ConfigError
+from kit.cli.when import _lines, when
+from kit.errors import ConfigError, SlurmError, ToolError
 from kit.forecast import time_wording
 from kit.forecast.answers import WhenAnswer
 from kit.forecast.backfill import BackfillPlan, NodeRequest
 from kit.forecast.size_and_place_choices import JobRequest
 from kit.forecast.starts import Queue, StartEstimate
-from kit.slurm import client, queue_snapshot
+from kit.slurm import client, queue_snapshot, run_local_or_ssh
 from kit.slurm.queue_snapshot import UNLIMITED, Amount, QueueNode, QueueSnapshot, RunningJob, WaitingJob
 from kit.spec.job import Job
 
@@ -247,6 +248,27 @@ def _answer(start: float | None, *, pieces: int = 1, command: str = "") -> WhenA
         cluster="pod", job="gpt", nodes=2, limit=3600.0, pieces=pieces, qos=None, partition=None, now=NOW, start=estimate,
         refused="" if start else "too large", command=command,
     )  # fmt: skip
+
+
+def test_when_no_cluster_answers_that_is_an_error_and_each_has_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("one", "two"):
+        (tmp_path / "clusters").mkdir(exist_ok=True)
+        (tmp_path / "clusters" / f"{name}.toml").write_text("[node]\ncpus = 8\n")
+    (tmp_path / "job.toml").write_text(
+        'name = "a"\nlauncher = "srun"\ncommand = ["true"]\n[resources]\nranks_per_node = 1\n'
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(run_local_or_ssh, "run", _no_slurm)
+    with pytest.raises(SlurmError, match="no cluster could be asked"):
+        when(cluster=["one", "two"], containers=False)
+    reason = "Slurm's queue could not be read: sinfo: fatal: Unable to process configuration file"
+    assert capsys.readouterr().err.splitlines() == [f"kit: {name}: {reason}" for name in ("one", "two")]
+
+
+def _no_slurm(argv: Sequence[str], **_: object) -> shell.Completed:
+    raise ToolError("sinfo: exit code 1\n  sinfo: fatal: Unable to process configuration file")
 
 
 def test_the_command_is_that_of_the_first_choice_or_names_its_own() -> None:
