@@ -11,6 +11,7 @@ from typing import Any, Literal
 from kit import data_folders
 from kit.errors import KitError, SlurmError
 from kit.forecast import size_and_place_choices, time_wording
+from kit.forecast.backfill import NodeRequest
 from kit.forecast.size_and_place_choices import JobRequest, Planned, can_plan, request_of
 from kit.forecast.starts import Queue, StartEstimate
 from kit.planning.plan import Plan
@@ -24,6 +25,8 @@ By = Literal["plan", "slurm"]
 
 # Slurm's estimate is some seconds in the future even if no job waits.
 _WAITS_S = 30.0
+# Slurm is asked once for each partition and size.
+_MOST_PARTITIONS = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +93,7 @@ def ask(
     for cluster in clusters:
         try:
             request = JobRequest(job_file=job_file, cluster=cluster, overrides=tuple(overrides), containers=containers)
-            found += _of_cluster(size_and_place_choices.of_job(request, more=more), request)
+            found += _of_cluster(request, more)
         except KitError as error:
             if len(clusters) == 1:
                 raise
@@ -105,16 +108,20 @@ def every_cluster() -> list[str]:
     ]
 
 
-def _of_cluster(planned: Sequence[Planned], request: JobRequest) -> list[WhenAnswer]:
-    first = planned[0].prepared
-    assert first is not None
-    if first.resolved.cluster.embedded and embedded.find(first.resolved.cluster_name) is None:
-        name = first.resolved.cluster_name
+def _of_cluster(request: JobRequest, more: tuple[JobSize, ...]) -> list[WhenAnswer]:
+    first = size_and_place_choices.as_written(request)
+    own = first.prepared
+    assert own is not None
+    if own.resolved.cluster.embedded and embedded.find(own.resolved.cluster_name) is None:
+        name = own.resolved.cluster_name
         raise SlurmError(
             f"cluster {name!r} is not up", hint="kit cluster up" + ("" if name == "local" else f" --name {name}")
         )
-    queue = Queue(queue_snapshot.read(env=first.env))
-    return [replace(_answer(one, first.plan, queue, first.env), command=one.command(request)) for one in planned]
+    queue = Queue(queue_snapshot.read(env=own.env))
+    places = queue.seen.other_partitions[:_MOST_PARTITIONS]
+    planned = [first, *size_and_place_choices.others(request, first, more=more, partitions=places)]
+    found = [(one, _answer(one, own.plan, queue, own.env)) for one in planned]
+    return [replace(said, command=one.command(request)) for one, said in found if one.asked or said.start is not None]
 
 
 def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str]) -> WhenAnswer:
@@ -137,6 +144,8 @@ def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str]) -> Wh
         slurms = client.test_only(made.text_of("batch.sh"), env=env, options=made.argv[2:-1])
     except SlurmError as error:
         return WhenAnswer(**told, start=None, refused=" ".join(error.message.split()))
+    if not queue.seen.allows(wanted.partitions, nodes=wanted.nodes, time=wanted.limit):
+        return WhenAnswer(**told, start=None, refused=_beyond(queue, wanted))
     planned = start_of(queue, made, slurms, pieces=one.pieces)
     return WhenAnswer(
         **told,
@@ -145,6 +154,17 @@ def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str]) -> Wh
         slurms=slurms.time if slurms else None,
         gap=queue.gap(wanted) if planned[1] == "plan" else 0.0,
     )
+
+
+def _beyond(queue: Queue, wanted: NodeRequest) -> str:
+    """The limits that a request exceeds. sbatch accepts such a job, which then waits for ever."""
+    said = []
+    for name in sorted({*(wanted.partitions or [queue.seen.default])} & queue.seen.limits.keys()):
+        most = queue.seen.limits[name]
+        words = [time_wording.counted(int(most.nodes), "node")] if most.nodes != UNLIMITED else []
+        words += [time_wording.span(most.time)] if most.time != UNLIMITED else []
+        said.append(f"partition {name} gives a job at most {' and '.join(words)}")
+    return ", ".join(said)
 
 
 def start_of(

@@ -1,13 +1,13 @@
-"""The sizes and places at which a job or sweep may run, each planned: as written, [[when]] tables, the cluster's other QOS rows.
+"""The sizes and places at which a job or sweep may run, each planned: as written, [[when]] tables, other QOS rows and partitions.
 
-A size that the cluster or the launcher refuses is kept with the reason. A QOS of the cluster that does not accept the job is left
-out.
+A size of the user's that the cluster or the launcher refuses is kept with the reason. A QOS or partition that does not accept the
+job is left out.
 """
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,7 +51,7 @@ class JobRequest:
 class Planned:
     """A size at one place. prepared: its plan; None if it is refused. refused: the reason. pieces: number of such jobs.
 
-    choice: None for the job as written. sweep: its pieces are the points of a sweep.
+    choice: None for the job as written. sweep: its pieces are the points of a sweep. asked: the user named this size or place.
     """
 
     choice: JobSize | None
@@ -59,6 +59,7 @@ class Planned:
     prepared: Prepared | None
     refused: str = ""
     sweep: bool = False
+    asked: bool = True
 
     @property
     def request(self) -> NodeRequest:
@@ -74,11 +75,8 @@ class Planned:
         return there.command("sweep" if self.sweep else "submit")
 
 
-def of_job(request: JobRequest, *, more: tuple[JobSize, ...] = ()) -> list[Planned]:
-    """All choices on one cluster, the job as written first.
-
-    more: sizes in addition to the job's own. ConfigError if the job is wrong.
-    """
+def as_written(request: JobRequest) -> Planned:
+    """The job as its file says. ConfigError if it is wrong."""
     sources = request.sources()
     written = sources.merged()
     if written.get("stages"):
@@ -86,18 +84,25 @@ def of_job(request: JobRequest, *, more: tuple[JobSize, ...] = ()) -> list[Plann
             f"{request.job_file}: it has [stages], and a forecast is made for a single job",
             hint="name a job file that has no [stages]",
         )
+    return _points(request, None) if written.get("sweep") else _planned(sources, None, containers=request.containers)
 
-    def planned(choice: JobSize | None) -> Planned:
-        if written.get("sweep"):
-            return _points(request, choice)
-        return _planned(sources, choice, containers=request.containers)
 
-    first = planned(None)
+def others(
+    request: JobRequest, first: Planned, *, more: tuple[JobSize, ...] = (), partitions: Sequence[str] = ()
+) -> list[Planned]:
+    """The other choices of a job on its cluster: sizes of the user, then places that nobody asked for.
+
+    more: sizes in addition to the job's own. partitions: of Slurm, other than its default one.
+    """
     own = first.prepared
     assert own is not None
-    asked = (*more, *own.plan.job.when)
-    others = [(choice, planned(choice)) for choice in (*asked, *_places(own, asked))]
-    return [first, *(made for choice, made in others if choice in asked or made.prepared is not None)]
+    sources = request.sources()
+    sizes = (*more, *own.plan.job.when)
+    found = []
+    for choice in (*sizes, *_places(own, sizes, partitions)):
+        made = _points(request, choice) if first.sweep else _planned(sources, choice, containers=request.containers)
+        found.append(replace(made, asked=choice in sizes))
+    return found
 
 
 def _at_size(request: JobRequest, choice: JobSize | None) -> JobRequest:
@@ -127,16 +132,20 @@ def _points(request: JobRequest, choice: JobSize | None) -> Planned:
     return Planned(choice=choice, pieces=len(made.points), prepared=made.first, sweep=True)
 
 
-def _places(own: Prepared, asked: tuple[JobSize, ...]) -> Iterator[JobSize]:
-    """The cluster's other QOS rows, for the job as written and for each size that names none."""
-    rows = own.resolved.cluster.qos
-    mine = own.plan.job.qos or own.resolved.cluster.default_qos
-    for row in rows:
-        if row != mine and own.plan.job.slurm.reservation is None:
-            yield JobSize(qos=row)
-            yield from (
-                one.model_copy(update={"qos": row}) for one in asked if one.qos is None and one.partition is None
-            )
+def _places(own: Prepared, sizes: tuple[JobSize, ...], partitions: Sequence[str]) -> Iterator[JobSize]:
+    """The cluster's other QOS rows and partitions, for the job as written and for each size that names none.
+
+    A job whose file, QOS row or cluster names a partition stays in it.
+    """
+    job = own.plan.job
+    if job.slurm.reservation is not None:
+        return
+    mine = job.qos or own.resolved.cluster.default_qos
+    places = [{"qos": row} for row in own.resolved.cluster.qos if row != mine]
+    places += [{"partition": name} for name in partitions if job.slurm.partition is None]
+    for place in places:
+        yield JobSize(**place)
+        yield from (one.model_copy(update=place) for one in sizes if one.qos is None and one.partition is None)
 
 
 def _planned(sources: Sources, choice: JobSize | None, *, containers: bool) -> Planned:

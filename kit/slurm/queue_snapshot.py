@@ -13,7 +13,9 @@ from kit.slurm.detect_cluster import gpus_of
 
 _TIMEOUT_S = 20.0
 # sinfo(1), squeue(1): each field gets its own suffix, since names and lists may have any length.
-_NODE = ("NodeHost", "Partition", "StateLong", "CPUsState", "Memory", "Gres", "PriorityTier", "Features")
+_NODE = (
+    "NodeHost", "Partition", "StateLong", "CPUsState", "Memory", "Gres", "PriorityTier", "Features", "Time", "Size",
+)  # fmt: skip
 _JOB = (
     "JobArrayID", "StateCompact", "Reason", "PriorityLong", "NumNodes", "TimeLimit", "TimeUsed", "EndTime", "tres-alloc",
     "tres-per-node", "NodeList", "Partition", "OverSubscribe",
@@ -87,11 +89,23 @@ class WaitingJob:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PartitionLimits:
+    """The most that a partition gives to one job. time: seconds."""
+
+    time: float = UNLIMITED
+    nodes: float = UNLIMITED
+
+    def allow(self, *, nodes: int, time: float) -> bool:
+        """Whether a job of this size may start. Without a limit of its own, it gets the partition's."""
+        return nodes <= self.nodes and (time <= self.time or time == UNLIMITED)
+
+
+@dataclass(frozen=True, kw_only=True)
 class QueueSnapshot:
     """The queue at one moment. waiting: in the order in which Slurm considers the jobs.
 
     shares: for recently ended jobs that ended by themselves, the share of their limit that they used. tiers: of partitions, by
-    name; Slurm starts jobs in higher tiers first. default: the partition of a job that names none.
+    name; Slurm starts jobs in higher tiers first. limits: of partitions, by name. default: the partition of a job that names none.
     """
 
     now: float
@@ -100,7 +114,20 @@ class QueueSnapshot:
     waiting: tuple[WaitingJob, ...]
     shares: tuple[float, ...] = ()
     tiers: Mapping[str, int] = field(default_factory=dict)
+    limits: Mapping[str, PartitionLimits] = field(default_factory=dict)
     default: str | None = None
+
+    def allows(self, partitions: Sequence[str], *, nodes: int, time: float) -> bool:
+        """Whether one of the partitions (none: the default one) may start such a job. Slurm may let one wait that never starts."""
+        names = partitions or ([self.default] if self.default else [])
+        known = [self.limits[name] for name in names if name in self.limits]
+        return not known or any(one.allow(nodes=nodes, time=time) for one in known)
+
+    @property
+    def other_partitions(self) -> tuple[str, ...]:
+        """Partitions with nodes in service, without the default one: those of the highest tier first."""
+        usable = {name for node in self.nodes if node.usable for name in node.partitions}
+        return tuple(sorted(usable - {self.default}, key=lambda name: (-self.tiers.get(name, 1), name)))
 
     @property
     def hidden(self) -> bool:
@@ -132,7 +159,8 @@ def _columns(names: Sequence[str]) -> str:
 
 def parse(nodes: str, jobs: str, *, now: float) -> QueueSnapshot:
     """A snapshot from the output of sinfo and squeue with the columns of this module."""
-    found, tiers, default = _nodes(nodes)
+    node_rows = [dict(zip(_NODE, line.split("|"), strict=False)) for line in nodes.splitlines()]
+    tiers = {_partition(row): int(row["PriorityTier"]) if row["PriorityTier"].isdecimal() else 1 for row in node_rows}
     rows = [
         dict(zip(_JOB, line.split("|"), strict=False)) for line in jobs.splitlines() if line.count("|") >= len(_JOB)
     ]
@@ -140,25 +168,29 @@ def parse(nodes: str, jobs: str, *, now: float) -> QueueSnapshot:
     waits.sort(key=lambda row: (-_tier(row, tiers), -int(row["PriorityLong"] or 0), _number(row["JobArrayID"])))
     return QueueSnapshot(
         now=now,
-        nodes=tuple(found),
+        nodes=_nodes(node_rows),
         running=tuple(_running(row, now) for row in rows if row["StateCompact"] in {"R", "CG", "CF", "S", "SO"}),
         waiting=tuple(_waiting(row, _tier(row, tiers)) for row in waits),
         shares=tuple(filter(None, map(_share, rows))),
         tiers=tiers,
-        default=default,
+        limits={_partition(row): _limits(row) for row in node_rows},
+        default=next((_partition(row) for row in node_rows if row["Partition"].endswith("*")), None),
     )
 
 
-def _nodes(text: str) -> tuple[list[QueueNode], dict[str, int], str | None]:
-    """All nodes (each once), the priority tier of each partition, and the name of the default partition."""
+def _partition(row: Mapping[str, str]) -> str:
+    return row["Partition"].rstrip("*")
+
+
+def _limits(row: Mapping[str, str]) -> PartitionLimits:
+    most = row["Size"].rpartition("-")[2]
+    return PartitionLimits(time=seconds(row["Time"]) or UNLIMITED, nodes=int(most) if most.isdecimal() else UNLIMITED)
+
+
+def _nodes(rows: Sequence[Mapping[str, str]]) -> tuple[QueueNode, ...]:
+    """All nodes, each once; sinfo prints a node for each of its partitions."""
     found: dict[str, QueueNode] = {}
-    tiers: dict[str, int] = {}
-    default = None
-    for line in text.splitlines():
-        row = dict(zip(_NODE, line.split("|"), strict=False))
-        partition = row["Partition"].rstrip("*")
-        default = partition if row["Partition"].endswith("*") else default
-        tiers[partition] = int(row["PriorityTier"]) if row["PriorityTier"].isdecimal() else 1
+    for row in rows:
         before = found.get(row["NodeHost"])
         taken, _, _, total = map(int, row["CPUsState"].split("/"))
         state = row["StateLong"].rstrip("*~#!%$@^-+")
@@ -167,10 +199,10 @@ def _nodes(text: str) -> tuple[list[QueueNode], dict[str, int], str | None]:
             whole=Amount(cpus=total, memory=float(row["Memory"] or 0), gpus=gpus_of(row["Gres"])),
             taken_cpus=taken,
             usable=state in _IN_SERVICE and not _OUT & set(row["StateLong"][len(state) :]),
-            partitions=frozenset({partition, *(before.partitions if before else ())}),
+            partitions=frozenset({_partition(row), *(before.partitions if before else ())}),
             features=frozenset(row["Features"].split(",")) - {"(null)", ""},
         )
-    return list(found.values()), tiers, default
+    return tuple(found.values())
 
 
 def _running(row: Mapping[str, str], now: float) -> RunningJob:
@@ -230,7 +262,7 @@ def _number(job_id: str) -> tuple[int, ...]:
 
 def seconds(text: str) -> float:
     """Seconds from Slurm's [days-]hours:minutes:seconds; infinite for no limit, 0 for other text."""
-    if text == "UNLIMITED":
+    if text in {"UNLIMITED", "infinite"}:
         return UNLIMITED
     days, _, clock = text.rpartition("-")
     parts = clock.split(":")

@@ -12,6 +12,7 @@ import pytest
 from kit.forecast.backfill import BackfillPlan, NodeRequest
 from kit.slurm import client, queue_snapshot
 from kit.slurm.queue_snapshot import Amount
+from tests.cluster.conftest import lab_on
 from tests.cluster.lab import Lab
 
 pytestmark = pytest.mark.cluster
@@ -88,6 +89,34 @@ def test_the_plan_is_slurms_own_and_a_job_is_told_its_gap(lab: Lab, tmp_path: Pa
         assert "forecast: 1 node for 1 h: starts at" in done.stderr
         jobs.append(json.loads((Path(done.stdout.split()[0]) / "manifest.json").read_text())["job_id"])
     finally:
+        client.cancel(*jobs, env=env)
+
+
+def test_another_partition_is_offered_where_the_job_names_none(tmp_path: Path, train_cpu: Path) -> None:
+    """One that would refuse the job is left out without a word: nobody asked for it."""
+    conf = {"PartitionName": "urgent Nodes=ALL PriorityTier=10 MaxTime=30 State=UP"}
+    with lab_on("when", 1, train_cpu, tmp_path, conf) as lab:
+        env = client.environment(lab.cluster.env())
+        jobs = [_send(lab, tmp_path, "--nodes=1", "--time=10"), _send(lab, tmp_path, "--nodes=1", "--time=600")]
+        _wait_for(lambda: client.queue(env=env, job_ids=jobs)[jobs[0]].state == "RUNNING")
+        lab.write(
+            'script = "program.py"\n[resources]\nnodes = 1\ntime = "0:20:00"\n[[when]]\ntime = "2:00:00"\n',
+            "print(1)\n",
+        )
+
+        def told(*more: str) -> list[tuple[float, str | None]]:
+            done = lab.kit("when", "--no-container", "--cluster", lab.cluster.name, "--json", *more)
+            return [(one["limit_s"], one["partition"]) for one in json.loads(done.stdout)]
+
+        # It goes before the job that waits for ten hours.
+        assert told() == [(1200.0, "urgent"), (1200.0, None), (7200.0, None)]
+        assert told("--set", "slurm.partition=urgent")[0] == (1200.0, "urgent")
+        # In no other partition than that of the job; sbatch itself accepts what its limit never lets start.
+        assert len(told("--set", "slurm.partition=urgent")) == 2
+        said = lab.kit(
+            "when", "--no-container", "--cluster", lab.cluster.name, "--set", "slurm.partition=urgent"
+        ).stdout
+        assert "1 node for 2 h, partition urgent: refused: partition urgent gives a job at most 30 min" in said
         client.cancel(*jobs, env=env)
 
 

@@ -147,12 +147,12 @@ def test_few_ended_jobs_say_nothing() -> None:
 
 
 SINFO = """\
-n1|main*|mixed|4/4/0/8|1000|gpu:h100:4(S:0-1)|1|a,b|
-n1|urgent|mixed|4/4/0/8|1000|gpu:h100:4(S:0-1)|10|a,b|
-n2|main*|idle|0/8/0/8|1000|(null)|1|(null)|
-n3|main*|down*|0/0/8/8|1000|(null)|1|(null)|
-n4|main*|idle~|0/8/0/8|1000|(null)|1|(null)|
-n5|main*|draining@|0/8/0/8|1000|(null)|1|(null)|
+n1|main*|mixed|4/4/0/8|1000|gpu:h100:4(S:0-1)|1|a,b|infinite|1-infinite|
+n1|urgent|mixed|4/4/0/8|1000|gpu:h100:4(S:0-1)|10|a,b|30:00|1-2|
+n2|main*|idle|0/8/0/8|1000|(null)|1|(null)|infinite|1-infinite|
+n3|main*|down*|0/0/8/8|1000|(null)|1|(null)|infinite|1-infinite|
+n4|main*|idle~|0/8/0/8|1000|(null)|1|(null)|infinite|1-infinite|
+n5|main*|draining@|0/8/0/8|1000|(null)|1|(null)|infinite|1-infinite|
 """
 SQUEUE = """\
 7|R|None|100|1|10:00|4:00|1000360|cpu=4,mem=500M,node=1,billing=4|gres:gpu:2|n1|main|OK|
@@ -173,6 +173,22 @@ def test_what_sinfo_and_squeue_print_is_read() -> None:
     assert seen.nodes[0].partitions == {"main", "urgent"}
     assert seen.nodes[0].features == {"a", "b"}
     assert seen.default == "main"
+    assert seen.other_partitions == ("urgent",)
+    asked = [
+        ("urgent", 2, 1800.0),
+        ("urgent", 3, 60.0),
+        ("urgent", 1, 1801.0),
+        ("urgent", 1, UNLIMITED),
+        ("main", 9, 1e9),
+    ]
+    assert [seen.allows([name], nodes=nodes, time=time) for name, nodes, time in asked] == [
+        True,
+        False,
+        False,
+        True,
+        True,
+    ]
+    assert seen.allows([], nodes=9, time=1e9)
     (running,) = seen.running
     assert (running.end, running.limit, running.used) == (1_000_360.0, 600.0, 240.0)
     assert running.each == Amount(cpus=4, memory=500.0, gpus=2)
