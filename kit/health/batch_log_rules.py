@@ -6,6 +6,8 @@ from kit.health.answer import ADMIN, AGAIN, JOB, LOGS, NODE, SUBMIT, WITHOUT_NOD
 
 # Reports of nodes have the form `NODE: FAULT`.
 _AT = r"^(?P<node>[\w.-]+): "
+# The batch script repeats the reason of each node that did not get the image.
+_STAGED = r"^  \| (?P<node>[\w.-]+): image not staged: "
 _CHECK = "sinfo --Node --nodes={node} --long"
 
 PREFLIGHT = (
@@ -104,9 +106,25 @@ BATCH = (
         advice="the lines after it give Enroot's reason, such as a wrong image name, missing credentials, or a user with no shell",
     ),
     Rule(
+        id="stage-image",
+        verdict=JOB,
+        pattern=_STAGED + r"(?P<what>the copy has the digest .*|no node can read .*|.* is not readable here)",
+        says="{node} did not get the image: {what}",
+        advice="the file in the image store is damaged or gone; build or import the image again",
+        next="kit verify-image --full",
+    ),
+    Rule(
+        id="stage-node",
+        verdict=NODE,
+        pattern=_STAGED + r"(?P<what>.*)",
+        says="{node} did not get the image: {what}",
+        advice="leave the node out, or make room on its disk; logs/stage.log has more",
+        next=WITHOUT_NODE,
+    ),
+    Rule(
         id="stage-failed",
         verdict=NODE,
-        pattern=r"error: (?P<what>the image was not staged on every node).*",
+        pattern=r"error: (?P<what>the image was not staged on .*); no rank was started",
         says="{what}",
         advice="look at the free space of the nodes' disks: logs/stage.log",
         next=LOGS,

@@ -62,7 +62,8 @@ def _before_ranks(record: Record) -> Answer | None:
     early = tuple(
         rule
         for rule in batch_log_rules.BATCH
-        if rule.id in {"stage-failed", "once-failed", "all-reduce", "image-refused", "disk-full"}
+        if rule.id
+        in {"stage-image", "stage-node", "stage-failed", "once-failed", "all-reduce", "image-refused", "disk-full"}
     )
     return _batch(record, early)
 

@@ -1,8 +1,8 @@
 """The image store: `<store>/sha256/<hex>.sqsh`. A file there is always complete.
 
-`sha256/` holds images, each with a `<hex>.json` of facts for people. `tmp/` holds one folder per builder on the same filesystem, so
-that publishing is one rename. `locks/` holds the locks of images that are being made. `refs/` holds the paths of the image.lock
-files that use this store.
+`sha256/` holds images, each with a `<hex>.json` of facts for people and a `<hex>.blocks` with the digests of its blocks. `tmp/`
+holds one folder per builder on the same filesystem, so that publishing is one rename. `locks/` holds the locks of images that are
+being made. `refs/` holds the paths of the image.lock files that use this store.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit.errors import ImageError
-from kit.images import cross_host_lock, temporary_names
+from kit.images import block_list, cross_host_lock, temporary_names
 from kit.owning_process import Owner
 
 # Leftovers of a builder on another host can only be judged by their age.
@@ -113,6 +113,10 @@ def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object
     notes = finished.with_suffix(".json")
     notes.write_text(json.dumps(dict(facts), indent=1) + "\n", encoding="utf-8")
     _chmod(notes, mode)
+    blocks = finished.with_suffix(block_list.SUFFIX)
+    blocks.write_text(block_list.text(finished, sha256), encoding="ascii")
+    _chmod(blocks, mode)
+    blocks.rename(target.with_suffix(block_list.SUFFIX))
     notes.rename(target.with_suffix(".json"))
     finished.rename(target)
     _sync(target.parent)

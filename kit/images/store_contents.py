@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.errors import ConfigError, ImageError
-from kit.images import image_lock, store
+from kit.images import block_list, image_lock, store
 
 _FILE = re.compile(r"^([0-9a-f]{64})\.sqsh$")
 
@@ -75,7 +75,8 @@ def prune(
             continue
         if not dry_run:
             path.unlink()
-            path.with_suffix(".json").unlink(missing_ok=True)
+            for suffix in (".json", block_list.SUFFIX):
+                path.with_suffix(suffix).unlink(missing_ok=True)
         gone.append((path, stat.st_size))
     return gone
 

@@ -17,7 +17,7 @@ from functools import cached_property
 
 from kit.ledger import rank_account, timeline
 from kit.ledger.rank_account import Amounts, RankAmounts
-from kit.ledger.records import Rank, RankProcess, Records, Reported
+from kit.ledger.records import Event, Rank, RankProcess, Records, Reported
 from kit.ledger.time_accounts import KEPT, LOOP, NOT_HELD, Account
 from kit.ledger.timeline import Window
 from kit.runs import resumed_from
@@ -301,7 +301,17 @@ def _notes(records: Records, details: Sequence[str]) -> tuple[str, ...]:
     starts = [event for event in records.events if event.name == "start"]
     if starts and not any(event.values.get("allocated") for event in starts):
         notes.append("Slurm before 23.02 does not tell the job when it was allocated: the prolog counts as queue")
+    notes += [_passed_on(event) for event in records.events if event.name == "image"]
     return tuple(notes)
+
+
+def _passed_on(event: Event) -> str:
+    """How the nodes passed the image on to each other."""
+    nodes, seconds, read = (event.values.get(key, "?") for key in ("nodes", "seconds", "store_bytes"))
+    megabytes = f"{int(read) / 1e6:,.0f}" if read.isdecimal() else "?"
+    return (
+        f"{nodes} nodes passed the image on to each other in {seconds} s; {megabytes} MB were read from the image store"
+    )
 
 
 def _nodes(windows: Sequence[Window], records: Records) -> dict[tuple[Rank, int], str]:

@@ -96,6 +96,7 @@ def _steps(made: Decisions) -> dict[str, Any]:
         "preflight_argv": steps.preflight_step(made),
         "probe_argv": steps.probe_step(made),
         "stage_argv": steps.stage_step(made),
+        "image_chain": steps.image_chain(made),
         "once_argv": steps.once_step(made),
         "container_argv": steps.container_step(made),
     }

@@ -13,7 +13,7 @@ from kit.allocation import minutes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.planning.plan_inputs import Site
-from kit.spec.job import Job, Resources
+from kit.spec.job import ImageChoice, Job, Resources, is_reference
 from kit.spec.roles import Role
 
 
@@ -40,8 +40,19 @@ def completed(resolved: Resolved, site: Site) -> Resolved:
         "rendezvous": _rendezvous(resolved, shape),
         "seed": site.seed if job.seed is None else job.seed,
         "container": job.container.model_copy(update={"runtime": runtime}),
+        "image": _image(resolved),
     }
     return replace(resolved, job=job.model_copy(update=made))
+
+
+def _image(resolved: Resolved) -> str | ImageChoice | None:
+    """The image, with the cluster's stage where the job names none. A reference to a registry has no file to copy."""
+    image, stage = resolved.job.image, resolved.cluster.container.stage
+    if image is None or stage == "shared" or is_reference(resolved.job.image_name or ""):
+        return image
+    if isinstance(image, str):
+        return ImageChoice(name=image, stage=stage)
+    return image if image.stage is not None else image.model_copy(update={"stage": stage})
 
 
 def _rendezvous(resolved: Resolved, shape: str) -> str:

@@ -141,14 +141,16 @@ def _checks_of_container(made: Decisions) -> list[str]:
 
 
 def _checked_images(made: Decisions) -> Iterator[str]:
+    again = made.job.preflight.verify_image
     for pin in made.pins.distinct:
-        image = pin.stored or pin.image
-        if image.startswith("/"):
-            yield f"image={image}"
+        if pin.image.startswith("/"):
+            yield f"image={pin.image}"
         if pin.lock is not None:
             yield f"size={pin.lock.size}"
-            yield f"sha256={pin.lock.sha256}"
-    if made.job.preflight.verify_image:
+            # stage.sh has just checked the copy on the node's disk. The store's file must not be read by every node.
+            if pin.image == pin.stored or again:
+                yield f"sha256={pin.lock.sha256}"
+    if again:
         yield "verify=1"
 
 
@@ -204,6 +206,14 @@ def stage_step(made: Decisions) -> list[str]:
         return []
     command = [f"{run.bin}/stage.sh", pin.stored, pin.lock.sha256, made.paths.stage, str(int(choice.cap_gb * 1e6))]
     return [*_helper("kit-stage", made.every_node, f"{run.logs}/stage.log"), *command]
+
+
+def image_chain(made: Decisions) -> list[str]:
+    """The file in the store, and its digest, that the nodes pass on to each other; empty unless there are nodes that should."""
+    choice, pin = made.job.staged, made.pin
+    if choice is None or choice.stage != "chain" or pin.lock is None or made.every_node == 1:
+        return []
+    return [pin.stored, pin.lock.sha256]
 
 
 def container_step(made: Decisions) -> list[str]:

@@ -8,7 +8,18 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from kit.errors import nearest
-from kit.spec.schema_base import EnvName, Memory, Model, Name, RuntimeName, SbatchWord, Text, TimeLimit, interfaces
+from kit.spec.schema_base import (
+    EnvName,
+    ImageStage,
+    Memory,
+    Model,
+    Name,
+    RuntimeName,
+    SbatchWord,
+    Text,
+    TimeLimit,
+    interfaces,
+)
 from kit.spec.wrong_value_messages import Form, Invalid, shown
 
 GresForm = Annotated[
@@ -80,6 +91,10 @@ class ContainerRules(Model):
     pyxis_unpacks: bool | None = Field(
         default=None,
         description="Whether Pyxis unpacks images instead of mounting them; default: what the nodes' plugstack.conf says.",
+    )
+    stage: ImageStage = Field(
+        default="shared",
+        description="How a job's image reaches the nodes, unless the job says it: its key image.stage explains the values.",
     )
 
 

@@ -25,6 +25,7 @@ from kit.spec.schema_base import (
     NAME,
     ContainerPath,
     EnvName,
+    ImageStage,
     Memory,
     Model,
     Name,
@@ -142,11 +143,13 @@ class ImageChoice(Model):
     name: Annotated[str, AfterValidator(_image)] = Field(
         description="A folder of containers/, or a reference with its digest.", examples=["train-cpu"]
     )
-    stage: Literal["shared", "node"] = Field(
-        default="shared", description="node: copy it once to each node's own disk before the ranks start."
+    stage: ImageStage | None = Field(
+        default=None,
+        description="shared: start it from the store. node: every node copies it from the store to its own disk first. "
+        "chain: one node reads the store, and the nodes pass the image on to each other. Default: the cluster's container.stage.",
     )
     cap_gb: float = Field(
-        default=50.0, gt=0, description="With stage 'node': most GB of images kept on a node, oldest use goes."
+        default=50.0, gt=0, description="Of a copied image: most GB of images kept on a node, oldest use goes."
     )
 
 
@@ -360,7 +363,7 @@ class Job(Model):
     @property
     def staged(self) -> ImageChoice | None:
         """The image's table if the image must be copied to the nodes."""
-        return self.image if isinstance(self.image, ImageChoice) and self.image.stage == "node" else None
+        return self.image if isinstance(self.image, ImageChoice) and self.image.stage in ("node", "chain") else None
 
     @field_validator("extends")
     @classmethod

@@ -20,6 +20,10 @@ EVENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         ("nodes", "allocated"),
     ),
     "phase": ("a part of the run began: image, preflight, once, teardown", ("name",)),
+    "image": (
+        "the nodes have passed the image on to each other; bytes that were read from the image store, and seconds",
+        ("nodes", "store_bytes", "seconds"),
+    ),
     "attempt": ("the ranks are about to start", ("nodes", "master", "spare")),
     "role": ("a role was started", ("role", "start")),
     "ready": ("a role answered its ready check", ("role",)),

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict
 from kit.spec.wrong_value_messages import Form, Invalid
 
 RuntimeName = Literal["auto", "pyxis", "enroot", "bubblewrap", "bare"]
+ImageStage = Literal["shared", "node", "chain"]
 
 
 class Model(BaseModel):

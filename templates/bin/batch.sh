@@ -54,6 +54,9 @@ readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
 readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
 readonly -a KIT_PROBE_ARGV={{ probe_argv | sh }}
 readonly -a KIT_STAGE_ARGV={{ stage_argv | sh }}
+{% if image_chain %}
+readonly -a KIT_CHAINED_IMAGE={{ image_chain | sh }}
+{% endif %}
 readonly -a KIT_ONCE_ARGV={{ once_argv | sh }}
 readonly -a KIT_CONTAINER_ARGV={{ container_argv | sh }}
 
@@ -78,6 +81,7 @@ source "${KIT_RUN_DIR}/lib/failure_watch.sh"
 source "${KIT_RUN_DIR}/lib/stall_watch.sh"
 source "${KIT_RUN_DIR}/lib/trust.sh"
 source "${KIT_RUN_DIR}/lib/hot_pages.sh"
+source "${KIT_RUN_DIR}/lib/image_chain.sh"
 source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
@@ -115,6 +119,7 @@ finish() {
     # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
+    image_chain::end
     # On this node the collector may have been killed after the last rank looked for it.
     reports::remove_unused
     memory_checkpoints::remove_unused

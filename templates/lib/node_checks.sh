@@ -38,11 +38,48 @@ node_checks::one_image() {
 node_checks::stage() {
     events::record phase name image
     ((${#KIT_STAGE_ARGV[@]})) || return 0
+    local -r folder="${KIT_RUN_DIR}/state/stage"
+    local -i code
+    rm -rf -- "${folder}"
+    mkdir -p -- "${folder}"
+    if [[ -n "${KIT_CHAINED_IMAGE[*]:-}" ]]; then
+        image_chain::begin "$(nodes::another_address)" "${#nodes_all[@]}" "${KIT_CHAINED_IMAGE[@]}"
+        steps::set_env "KIT_IMAGE_CHAIN=${image_chain_meeting}"
+    fi
     KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-stage "${KIT_STAGE_ARGV[@]}"
-    steps::wait kit-stage && return 0
+    steps::wait kit-stage
+    code=$?
+    image_chain::end
+    image_chain::record
+    ((code)) || return 0
     [[ -z "${signals_got}" ]] || return 143
-    log::error "the image was not staged on every node; no rank was started"
-    tail --lines=5 -- "${KIT_RUN_DIR}/logs/stage.log" 2>/dev/null | sed 's/^/  | /' >&2
+    node_checks::judge_stage "${folder}"
+}
+
+# node_checks::judge_stage FOLDER: names the nodes that could not get the image. Spare nodes take their place.
+node_checks::judge_stage() {
+    local -r folder="$1"
+    local name
+    local -a failed=()
+    for name in "${nodes_all[@]}"; do
+        [[ ! -e "${folder}/${name}.failed" ]] || failed+=("${name}")
+    done
+    if ((${#failed[@]} == 0)); then
+        log::error "the image was not staged on every node; no rank was started"
+        tail --lines=5 -- "${KIT_RUN_DIR}/logs/stage.log" 2>/dev/null | sed 's/^/  | /' >&2
+        return "${node_checks_failed_code}"
+    fi
+    for name in "${failed[@]}"; do
+        nodes::give_up "${name}"
+        sed "s/^/  | ${name}: image not staged: /" -- "${folder}/${name}.failed" >&2
+    done
+    if ((${#nodes_all[@]} - ${#nodes_bad[@]} >= KIT_NODES)); then
+        log::error "the image was not staged on ${failed[*]}"
+        log::info "continuing with the spare nodes"
+        nodes::choose
+        return $?
+    fi
+    log::error "the image was not staged on ${failed[*]}; no rank was started"
     return "${node_checks_failed_code}"
 }
 

@@ -98,6 +98,17 @@ nodes::address() {
     printf '%s\n' "${address}"
 }
 
+# Prints the address of another node of the job than this one, as this node looks it up; nothing where there is none.
+nodes::another_address() {
+    local name
+    for name in "${nodes_all[@]}"; do
+        if [[ "${name}" != "${SLURMD_NODENAME:-$(uname -n)}" ]]; then
+            nodes::look_up "${name}"
+            return 0
+        fi
+    done
+}
+
 nodes::look_up() {
     getent ahostsv4 "${nodes_known_as[$1]:-$1}" | awk 'NR == 1 { print $1 }'
 }

@@ -53,6 +53,11 @@ CASES = (
     ),
     Case(name="local-pyxis", cluster="local", pyxis=True),
     Case(name="local-bare", cluster="local", containers=False),
+    Case(
+        name="local-image-chain",
+        cluster="local",
+        overrides=('image={name="train-cpu", stage="chain"}', "retry.spares=1"),
+    ),
     Case(name="pod-pyxis", cluster="pod", overrides=('mounts=["data", "scratch"]', "resources.gpus_per_node=8")),
     Case(
         name="aws-efa",

@@ -123,6 +123,8 @@ LINES = {
     "preflight": "n1: this node's clock differs by 9 s from that of the run folder's file system; at most 5 are allowed",
     "pending": "SomethingNew",
     "image-replaced": "2026-11-22T13:00:00+0000 n1: error: image /s/a.sqsh was replaced under the run: it has the digest x",
+    "stage-image": "  | n2: image not staged: the copy has the digest 1234, the lock says 5678",
+    "stage-node": "  | n2: image not staged: its 900 MB do not fit: /tmp/kit-ada/images has 20 MB free",
     "stage-failed": "2026-11-22T13:00:00+0000 n1: error: the image was not staged on every node; no rank was started",
     "all-reduce": "2026-11-22T13:00:00+0000 n1: error: the all-reduce over 16 ranks did not end within 60 s; see /r/logs",
     "nodes-too-few": "2026-11-22T13:00:00+0000 n1: error: 1 good nodes are left of 2, the plan wants 2",

@@ -392,13 +392,37 @@ def test_without_a_time_limit_the_lead_is_what_it_is(tmp_path: Path) -> None:
     assert "readonly KIT_LEAD=120\n" in made.text_of("batch.sh")
 
 
+def test_a_clusters_stage_holds_for_jobs_that_name_none(tmp_path: Path) -> None:
+    clusters = tmp_path / "clusters"
+    clusters.mkdir()
+    text = (REPO / "clusters" / "pod.toml").read_text()
+    (clusters / "mine.toml").write_text(text.replace("[container]\n", '[container]\nstage = "chain"\n'))
+    job = write_job(tmp_path, JOB)
+    for override, wanted in (
+        ("image='train-cpu'", "chain"),
+        ("image={name='train-cpu', cap_gb=9}", "chain"),
+        ("image={name='train-cpu', stage='shared'}", None),
+        ("image={name='train-cpu', stage='node'}", "node"),
+    ):
+        made = plan_of(job, cluster="mine", overrides=(override,))
+        assert (made.job.staged.stage if made.job.staged else None) == wanted, override
+        assert ("KIT_CHAINED_IMAGE" in made.text_of("batch.sh")) == (wanted == "chain")
+    one = plan_of(job, cluster="mine", overrides=("image='train-cpu'", "resources.nodes=1"))
+    assert "KIT_CHAINED_IMAGE" not in one.text_of("batch.sh"), "one node has nobody to send to"
+
+
 def test_a_shell_comes_after_the_checks_of_a_batch_job(tmp_path: Path) -> None:
     """It started from whatever bytes the node had."""
     job = write_job(tmp_path, JOB + "[preflight]\nenabled = false\n")
     made = plan_of(job, cluster="pod", overrides=('image={name="train-cpu", stage="node"}',))
     stage, check = made.shell_checks
     assert any(word.endswith("/bin/stage.sh") for word in stage)
-    assert check[-2:] == ("size=4096", f"sha256={made.decisions.pin.lock.sha256}" if made.decisions.pin.lock else "")
+    pin = made.decisions.pin
+    assert pin.lock is not None
+    assert pin.lock.sha256 in stage, "stage.sh checks the copy"
+    assert check[-2:] == (f"image={pin.image}", "size=4096"), "the store's file is not read by every node"
+    shared = plan_of(job, cluster="pod").shell_checks[-1]
+    assert shared[-2:] == ("size=4096", f"sha256={pin.lock.sha256}")
     assert f"--nodes={made.allocation.nodes}" in check, "--attach may go to any of them"
     assert not any(word.startswith("--output") for word in check), "what is wrong is shown on the terminal"
     assert plan_of(job, cluster="pod", site=make_site(containers=False)).shell_checks == ()

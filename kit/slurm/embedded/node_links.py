@@ -19,6 +19,11 @@ def sent(cluster: EmbeddedCluster) -> int:
     return sum(_counters(node)[8] for node in cluster.nodes)
 
 
+def sent_by(cluster: EmbeddedCluster, name: str) -> int:
+    """Bytes that one node has sent since its start."""
+    return _counters(cluster.node(name))[8]
+
+
 def limit(cluster: EmbeddedCluster, rate: str | None) -> None:
     """Limit each node's sending to `rate`, in the form of tc(8): `100mbit`. None: no limit."""
     tc = shell.require("tc", hint="apt-get install iproute2")

@@ -370,6 +370,7 @@ source "${KIT_RUN_DIR}/lib/failure_watch.sh"
 source "${KIT_RUN_DIR}/lib/stall_watch.sh"
 source "${KIT_RUN_DIR}/lib/trust.sh"
 source "${KIT_RUN_DIR}/lib/hot_pages.sh"
+source "${KIT_RUN_DIR}/lib/image_chain.sh"
 source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
@@ -407,6 +408,7 @@ finish() {
     # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
+    image_chain::end
     # On this node the collector may have been killed after the last rank looked for it.
     reports::remove_unused
     memory_checkpoints::remove_unused
@@ -1061,6 +1063,7 @@ gres = "gpus-per-node"
 
 [container]
 runtime = "pyxis"
+stage = "shared"
 
 [qos]
 
@@ -1232,7 +1235,27 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/hot_pages.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/image_blocks.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_chain.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_chain.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_coordinator.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/image_mount.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_node.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_orders.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_sender.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_share.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_taker.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_wire.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE

@@ -186,6 +186,7 @@ source "${KIT_RUN_DIR}/lib/failure_watch.sh"
 source "${KIT_RUN_DIR}/lib/stall_watch.sh"
 source "${KIT_RUN_DIR}/lib/trust.sh"
 source "${KIT_RUN_DIR}/lib/hot_pages.sh"
+source "${KIT_RUN_DIR}/lib/image_chain.sh"
 source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
@@ -223,6 +224,7 @@ finish() {
     # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
+    image_chain::end
     # On this node the collector may have been killed after the last rank looked for it.
     reports::remove_unused
     memory_checkpoints::remove_unused

@@ -1,0 +1,184 @@
+"""Decides from which node each node takes the image: the order of the chain, and who is passed by.
+
+Each node of the chain takes blocks from the node before it, in their order, and sends them on while it receives. Only the first
+reads the image store, and not even it if a node has the image already. A node that is slow, or that sent a wrong block, or that
+cannot be reached, sends nothing any more: it takes its blocks from the end of the chain. Nothing here reads a clock or a socket.
+Works with any Python from 3.8.
+"""
+
+STORE = "the image store"
+# Seconds over which a rate is measured, and during which the first node reads before another node tries whether it is faster.
+WINDOW_S, TRIAL_S = 4.0, 6.0
+# A trial is worth its cost if the rest takes this long.
+_LONG_S = 20.0
+# A node is slow at less than this part of what others have reached.
+_SLOW = 0.5
+
+
+class Member:
+    """A node in the chain. have: its good blocks from the beginning. sends: whether others may take from it."""
+
+    def __init__(self, name, have, now):
+        self.name, self.have, self.seen = name, have, now
+        self.sends, self.reads_store = True, True
+        self.source = None
+        # The beginning of the present measurement, and where the node was slow.
+        self.since, self.had = now, have
+        self.rate, self.slow_at = None, None
+
+
+class Chain:
+    """The chain of one image of so many blocks."""
+
+    def __init__(self, blocks):
+        self.blocks = blocks
+        self._order = []
+        self._by_name = {}
+        self._failures = {}
+        self._fastest = {}
+        self._tried = False
+
+    @property
+    def members(self):
+        """All nodes, in the order of the chain."""
+        return list(self._order)
+
+    def find(self, name):
+        """The member of this name, or None."""
+        return self._by_name.get(name)
+
+    def complete(self, member):
+        """Whether a node has every block."""
+        return member.have >= self.blocks
+
+    def join(self, name, have, now):
+        """Take in a node: behind those that have as many blocks, before those that have fewer."""
+        self.leave(name, now)
+        place = next((i for i, one in enumerate(self._order) if one.have < have or not one.sends), len(self._order))
+        self._by_name[name] = Member(name, have, now)
+        self._order.insert(place, self._by_name[name])
+        self._link(now)
+
+    def leave(self, name, now):
+        """Take out a node that is gone or has failed."""
+        self._order = [one for one in self._order if one.name != name]
+        self._by_name.pop(name, None)
+        self._link(now)
+
+    def progress(self, name, have, now):
+        """A node's report of its good blocks."""
+        member = self.find(name)
+        if member is not None:
+            member.have, member.seen = have, now
+
+    def lost(self, name, source, now):
+        """A node could not take from its source. Returns True when that source is passed by: at the second time, or the store."""
+        member, giver = self.find(name), self.find(source)
+        if member is None or member.source != source:
+            return False
+        if source == STORE:
+            member.reads_store = False
+            self._to_end(member, now)
+            return True
+        self._failures[source] = self._failures.get(source, 0) + 1
+        if giver is None or self._failures[source] < 2:
+            return False
+        self._silence(giver, now)
+        return True
+
+    def distrust(self, source, now):
+        """A node sent a wrong block: nobody takes from it any more."""
+        giver = self.find(source)
+        if giver is not None:
+            self._silence(giver, now)
+
+    def sources(self):
+        """Name -> its source: STORE, another name, or None for a node that is complete or has no source left."""
+        return {one.name: one.source for one in self._order}
+
+    def judge(self, now):
+        """Measure, and pass by one node that holds the others back. Returns (its name, why), or None."""
+        for member in self._order:
+            self._measure(member, now)
+        trial = self._try_another_reader(now)
+        if trial is not None:
+            return trial
+        for member in self._order:
+            if self._holds_back(member):
+                return self._pass_by(member, now)
+        return None
+
+    def _measure(self, member, now):
+        """Update a node's rate, in blocks a second, once in a window."""
+        if member.source is None or self.complete(member):
+            member.rate, member.since, member.had = None, now, member.have
+        elif now - member.since >= WINDOW_S:
+            member.rate = (member.have - member.had) / (now - member.since)
+            member.since, member.had = now, member.have
+            kind = STORE if member.source == STORE else "node"
+            self._fastest[kind] = max(self._fastest.get(kind, 0.0), member.rate)
+
+    def _holds_back(self, member):
+        """Whether others wait for this node although its own source has more for it."""
+        if member.rate is None or not any(one.source == member.name and not self.complete(one) for one in self._order):
+            return False
+        if member.source == STORE:
+            return member.rate < _SLOW * self._fastest.get(STORE, 0.0)
+        giver = self.find(member.source)
+        ahead = giver is not None and giver.have - member.have > max(8, self.blocks // 50)
+        return ahead and member.rate < _SLOW * max(self._fastest.values(), default=0.0)
+
+    def _pass_by(self, member, now):
+        """Silence a slow node; or its source, if another node was slow there, too."""
+        giver = self.find(member.source)
+        before = next((one for one in self._order if one.slow_at == member.source and one is not member), None)
+        if giver is not None and before is not None:
+            before.sends, before.slow_at = True, None
+            self._silence(giver, now)
+            self._to_end(before, now)
+            return giver.name, "it sends slowly"
+        member.slow_at = member.source
+        rate = member.rate
+        self._silence(member, now)
+        return member.name, f"it takes {rate:.1f} blocks a second, others {max(self._fastest.values()):.1f}"
+
+    def _try_another_reader(self, now):
+        """Let the second node read the store, once, if that takes long: the first node may be slow, or the store itself."""
+        first = next((one for one in self._order if one.source == STORE), None)
+        if first is None or first.rate is None or self._tried:
+            return None
+        others = [one for one in self._order if one.sends and one is not first and not self.complete(one)]
+        if not others or (self.blocks - first.have) < _LONG_S * first.rate:
+            return None
+        self._tried = True
+        self._to_end(first, now)
+        return first.name, "another node tries whether it reads the store faster"
+
+    def _silence(self, member, now):
+        member.sends = False
+        self._to_end(member, now)
+
+    def _to_end(self, member, now):
+        """Move a node behind those that send; one that does not send, behind all."""
+        self._order.remove(member)
+        place = sum(one.sends for one in self._order) if member.sends else len(self._order)
+        self._order.insert(place, member)
+        self._link(now)
+
+    def _link(self, now):
+        """Give each node its source. A node whose source changes is measured anew."""
+        able = [one for one in self._order if one.reads_store and not self.complete(one)]
+        reader = next((one for one in able if one.sends), able[0] if able else None)
+        nobody_sends = not any(one.sends for one in self._order)
+        last = None
+        for member in self._order:
+            source = last
+            if self.complete(member):
+                source = None
+            elif last is None and (member is reader or (nobody_sends and member.reads_store)):
+                source = STORE
+            if source != member.source:
+                member.source, member.rate = source, None
+                member.since, member.had = now, member.have
+            if member.sends and (source is not None or self.complete(member)):
+                last = member.name

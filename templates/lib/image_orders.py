@@ -1,0 +1,185 @@
+"""Gives orders to the nodes that pass an image on: which list of blocks holds, and where each node takes its blocks.
+
+image_coordinator.py hands over what the nodes report, and sends the orders. Works with any Python from 3.8.
+"""
+
+import image_blocks
+from image_chain import STORE, Chain
+from image_share import say
+
+# Seconds without a report after which a node counts as gone, and in which a node may still come when the others have the image.
+_SILENT_S, _ABSENT_S = 8.0, 30.0
+
+
+class Peer:
+    """A node's connection. order: sends it a message. done: it has the whole image."""
+
+    def __init__(self, name, address, port, done, *, order, now):
+        self.name, self.address, self.port, self.done = name, address, port, done
+        self.order, self.seen, self.ordered = order, now, None
+
+
+class Orders:
+    """All nodes of one start of a run.
+
+    expected: their number. keep: writes a new list of blocks beside the image in the store.
+    """
+
+    def __init__(self, expected, sha256, stored, keep, now):
+        self.expected, self.sha256, self.stored, self.keep = expected, sha256, stored, keep
+        self.peers, self.done, self.failed = {}, set(), {}
+        self.store_bytes, self.began, self.changed = 0, now, now
+        self.chain = None
+        self._blocks, self._made, self._maker = None, False, None
+
+    # What the nodes do
+
+    def arrive(self, peer, now):
+        """A node that begins, or begins again after its program was killed."""
+        self.peers[peer.name] = peer
+        self.done.discard(peer.name)
+        self.failed.pop(peer.name, None)
+        self.changed = now
+        if self._blocks is not None:
+            peer.order(list=self._blocks.text())
+        else:
+            self._choose_maker()
+
+    def depart(self, peer, now):
+        """The end of a node's connection."""
+        if self.peers.get(peer.name) is not peer:
+            return
+        del self.peers[peer.name]
+        self.changed = now
+        if peer.name not in self.done and peer.name not in self.failed:
+            say(f"{peer.name} is gone; the others continue without it")
+        if self._maker == peer.name:
+            self._maker = None
+            self._choose_maker()
+        self._take_out(peer.name, now)
+
+    def fail(self, name, why, now):
+        """A node that cannot have the image."""
+        self.failed[name] = why
+        self.changed = now
+        say(f"error: {name}: image not staged: {why}")
+        self._take_out(name, now)
+
+    def hear(self, peer, said, now):
+        """A report of a node."""
+        peer.seen = now
+        self.store_bytes += said.get("store_bytes", 0)
+        if "have" in said and self.chain is not None:
+            self.chain.progress(peer.name, said["have"], now)
+        if said.get("done"):
+            self.done.add(peer.name)
+            peer.done, self.changed = True, now
+        if "made" in said and self._maker == peer.name:
+            self.take_list(said["made"], now, maker=peer.name)
+        elif "stranger" in said:
+            say(f"{peer.name} turned a connection away: {said['stranger']}")
+        elif "bad_list" in said:
+            self._doubt_list(said["bad_list"], said["of"])
+        elif self.chain is not None and not {"begin", "bad", "lost"}.isdisjoint(said):
+            self._relink(peer, said, now)
+
+    def _relink(self, peer, said, now):
+        """A node that begins, or whose source is of no use."""
+        if "begin" in said:
+            self.chain.join(peer.name, said["begin"], now)
+        elif "bad" in said:
+            source = said["source"]
+            say(f"{source} sent a wrong block {said['bad']} to {peer.name}; nobody takes from it any more")
+            self.chain.distrust(source, now)
+            if source in self.peers:
+                self.peers[source].order(check=True)
+        elif self.chain.lost(peer.name, said["lost"], now):
+            say(f"{peer.name} cannot take from {said['lost']}: {said['why']}")
+        # It waits for an answer, even for the same one.
+        peer.ordered = None
+        self._send_orders()
+
+    def _take_out(self, name, now):
+        if self.chain is not None:
+            self.chain.leave(name, now)
+            self._send_orders()
+
+    # What the coordinator decides
+
+    def look(self, now):
+        """Pass by slow nodes. Returns the peers that have been silent for too long."""
+        passed = self.chain.judge(now) if self.chain is not None else None
+        if passed is not None:
+            say(f"{passed[0]} is passed by: {passed[1]}")
+            self._send_orders()
+        return [peer for peer in self.peers.values() if now - peer.seen > _SILENT_S]
+
+    def over(self, now):
+        """Whether every node has the image or has failed. A node that never came is not waited for for long."""
+        known = self.done | self.failed.keys()
+        if not known or not self.peers.keys() <= known:
+            return False
+        return len(known) >= self.expected or now - self.changed > _ABSENT_S
+
+    def summary(self, now):
+        """Pairs of a key and a value for the batch script's event."""
+        yield "nodes", str(len(self.done))
+        yield "store_bytes", str(self.store_bytes)
+        yield "seconds", f"{now - self.began:.1f}"
+
+    def take_list(self, text, now, maker=None):
+        """Use a list of blocks: from the store, or from the node that made it. Another image's list is not used."""
+        blocks = image_blocks.parse(text, self.sha256)
+        if blocks is None:
+            return
+        self._blocks, self._made, self._maker = blocks, maker is not None, None
+        self.chain = Chain(blocks.count)
+        if maker is not None:
+            # It has the whole image, so the others are behind it.
+            self.chain.join(maker, blocks.count, now)
+            self.keep(text)
+        for peer in self.peers.values():
+            peer.ordered = None
+            peer.order(list=text)
+
+    def _doubt_list(self, why, last):
+        """A block of the store is not the listed one. A node that checks the whole image makes the list again.
+
+        last: the digest of the last block of the doubted list.
+        """
+        if self._blocks is None or self._blocks.digests[-1] != last:
+            return
+        if self._made:
+            # The list was made from the right bytes in this start.
+            for peer in self.peers.values():
+                peer.order(fail=why)
+        else:
+            say(f"{why}; the list of blocks is made again")
+            self._blocks = self.chain = None
+            self._choose_maker()
+
+    def _choose_maker(self):
+        """Let one node list the blocks: from its own file, or while it copies the image."""
+        if self._blocks is not None or self._maker is not None or not self.peers:
+            return
+        maker = next((one for one in self.peers.values() if one.done), None) or next(iter(self.peers.values()))
+        self._maker = maker.name
+        maker.order(make=True)
+
+    def _send_orders(self):
+        """Tell each node its source, where that has changed."""
+        for name, source in self.chain.sources().items():
+            peer, giver = self.peers.get(name), self.peers.get(source)
+            if peer is None or (giver is None and source not in {None, STORE}):
+                continue
+            order = (source, giver.address, giver.port) if giver is not None else (source, "", 0)
+            if order != peer.ordered:
+                peer.ordered = order
+                peer.order(source=source, address=order[1], port=order[2])
+        waiting = [one for one in self.chain.members if not self.chain.complete(one)]
+        if waiting and all(one.source is None for one in waiting) and self._all_came():
+            for one in waiting:
+                self.peers[one.name].order(fail=f"no node can read {self.stored}")
+
+    def _all_came(self):
+        return len(self.peers.keys() | self.failed.keys()) >= self.expected

@@ -1,0 +1,73 @@
+"""Sends the blocks that a node has to the nodes behind it, each block as soon as it is there. Works with any Python from 3.8."""
+
+import os
+import socket
+import threading
+
+import image_wire
+
+# Connections that have not yet shown that they know the token, and seconds for a receiver that takes nothing.
+_MOST_STRANGERS, _SEND_S = 32, 30.0
+
+
+class Sender:
+    """The port of this node. It is bound to the node's address on the network of the coordinator."""
+
+    def __init__(self, share):
+        self._share = share
+        self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
+        self._turned_away = 0
+
+    def listen(self, address):
+        """Open a port that is free; return it."""
+        listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        listener.bind((address, 0))
+        listener.listen(64)
+        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        return listener.getsockname()[1]
+
+    def _accept(self, listener):
+        while True:
+            link, _ = listener.accept()
+            if self._strangers.acquire(blocking=False):
+                threading.Thread(target=self._serve, args=(link,), daemon=True).start()
+            else:
+                link.close()
+
+    def _serve(self, link):
+        try:
+            try:
+                image_wire.admit(link, self._share.meeting.token)
+                asked = next(image_wire.messages(link))
+            finally:
+                self._strangers.release()
+            link.settimeout(_SEND_S)
+            self._send(link, int(asked["from"]))
+        except (OSError, ValueError, KeyError, StopIteration):
+            # A receiver that is gone has another source by now, or asks again.
+            pass
+        except image_wire.StrangerError as error:
+            self._turned_away += 1
+            if self._turned_away == 1:
+                self._share.tell(stranger=str(error))
+        finally:
+            link.close()
+
+    def _send(self, link, index):
+        with os.fdopen(os.dup(self._share.file), "rb") as stream:
+            while True:
+                blocks = self._wait_for(index)
+                if blocks is None:
+                    return
+                link.sendfile(stream, blocks.offset(index), blocks.length(index))
+                index += 1
+
+    def _wait_for(self, index):
+        """The list, when this node has that block; None after the last, or when the list was made again."""
+        share = self._share
+        with share.changed:
+            blocks = share.blocks
+            if blocks is None or index >= blocks.count:
+                return None
+            share.changed.wait_for(lambda: share.have > index or share.blocks is not blocks)
+            return blocks if share.blocks is blocks else None

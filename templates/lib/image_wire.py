@@ -1,0 +1,106 @@
+"""Connections between the nodes of a run: both ends show that they know the run's token before anything else is said.
+
+The token never crosses the network. Each end sends a random number, and answers the other's with its HMAC-SHA256 under the token.
+After that a connection carries lines of JSON, or the bytes of blocks. Works with any Python from 3.8.
+"""
+
+import hashlib
+import hmac
+import json
+import os
+import socket
+
+# Seconds for a connection, and for the other end to show that it knows the token.
+CONNECT_S, PROVE_S = 5.0, 5.0
+NUMBER_BYTES = 32
+PROOF_BYTES = 32
+# A line is a list of blocks at most.
+_LONGEST_LINE = 4 << 20
+
+
+class StrangerError(Exception):
+    """The other end does not know the token."""
+
+
+def proof(token, role, first, second):
+    """What an end of a connection answers. role: client or server, so that an answer cannot be sent back as one's own."""
+    return hmac.new(token, role.encode() + first + second, hashlib.sha256).digest()
+
+
+def connect(address, port, token):
+    """A connection to a node that knows the token. StrangerError when what listens there does not know it."""
+    link = socket.create_connection((address, port), timeout=CONNECT_S)
+    try:
+        link.settimeout(PROVE_S)
+        theirs, own = read_exactly(link, NUMBER_BYTES), os.urandom(NUMBER_BYTES)
+        link.sendall(own + proof(token, "client", theirs, own))
+        if not hmac.compare_digest(read_exactly(link, PROOF_BYTES), proof(token, "server", own, theirs)):
+            raise StrangerError(f"{address}:{port} does not know the run's token")
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    except BaseException:
+        link.close()
+        raise
+    return link
+
+
+def admit(link, token):
+    """Let a client in. StrangerError when it does not know the token, or says nothing for too long."""
+    link.settimeout(PROVE_S)
+    own = os.urandom(NUMBER_BYTES)
+    try:
+        link.sendall(own)
+        said = read_exactly(link, NUMBER_BYTES + PROOF_BYTES)
+    except OSError as error:
+        raise StrangerError(str(error) or "no answer") from None
+    theirs = said[:NUMBER_BYTES]
+    if not hmac.compare_digest(said[NUMBER_BYTES:], proof(token, "client", own, theirs)):
+        raise StrangerError("it does not know the run's token")
+    link.sendall(proof(token, "server", theirs, own))
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def read_exactly(link, length):
+    """Exactly these bytes. ConnectionError when the other end closes before."""
+    content = bytearray(length)
+    read_into(link, memoryview(content))
+    return bytes(content)
+
+
+def read_into(link, view):
+    """Fill a buffer from a connection. ConnectionError when the other end closes before."""
+    while view:
+        got = link.recv_into(view)
+        if not got:
+            raise ConnectionError("the connection ended")
+        view = view[got:]
+
+
+def encode(message):
+    """A message as a line."""
+    return json.dumps(message).encode() + b"\n"
+
+
+def decode(line):
+    """The message in a line. ConnectionError when it is none: a line is cut where its sender died."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        message = None
+    if not isinstance(message, dict):
+        raise ConnectionError("the connection ended in a line")
+    return message
+
+
+def messages(link):
+    """The messages of a connection, until the other end closes it."""
+    with link.makefile("rb") as lines:
+        while True:
+            line = lines.readline(_LONGEST_LINE)
+            if not line:
+                return
+            yield decode(line)
+
+
+def say(link, **message):
+    """Send a message."""
+    link.sendall(encode(message))
