@@ -67,10 +67,11 @@ def all_reduce(made: Decisions) -> str:
 
 
 def image_env(made: Decisions, placed: RolePlacement) -> str:
-    """The text of image-env.sh: the image's values of the variables that Enroot loses."""
-    lock = made.pins.of(placed).lock
-    env = lock.config.env if lock else {}
-    return render("data/image-env.sh", {"image_env": [(name, env[name]) for name in _LOST_ENV if name in env]})
+    """The text of image-env.sh: the image's short digest, and its values of the variables that Enroot loses."""
+    pin = made.pins.of(placed)
+    env = pin.lock.config.env if pin.lock else {}
+    lost = [(name, env[name]) for name in _LOST_ENV if name in env]
+    return render("data/image-env.sh", {"image_env": lost, "image_short": pin.digest.removeprefix("sha256:")[:12]})
 
 
 def _own(made: Decisions) -> list[str]:

@@ -90,6 +90,18 @@ start_probe() {
     probe_pid=$!
 }
 
+# Of each image, the node keeps what was compiled for it. What was not used for a month is removed: its image may be gone.
+keep_compiled() {
+    local -r folder="${cache}/compiled"
+    local sha256
+    [[ -O "${cache}" && ! -L "${cache}" && ! -L "${folder}" ]] || return 0
+    for sha256 in "${digests[@]}"; do
+        [[ -n "${sha256}" ]] || continue
+        mkdir -p -- "${folder}/${sha256:0:12}" && touch -- "${folder}/${sha256:0:12}"
+    done 2>/dev/null
+    [[ ! -d "${folder}" ]] || find "${folder}" -mindepth 1 -maxdepth 1 -mtime +30 -exec rm -rf -- {} + 2>/dev/null
+}
+
 check_folders() {
     local path
     if [[ -d "${cache}" ]]; then
@@ -201,6 +213,7 @@ main() {
     check_interfaces
     check_clock
     check_gpus
+    ((${#faults[@]})) || keep_compiled
     local -r report="${run}/state/preflight/${node}.preflight"
     if ((${#faults[@]})); then
         printf '%s\n' "${faults[@]/#/${node}: }" | tee -- "${report}.failed"

@@ -22,7 +22,7 @@ source "${KIT_RUN_DIR}/${2:+$2/}program.sh"
 
 export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints" KIT_RESTART_COUNT=0
 export PYTHONPATH="${KIT_RUN_DIR}/code" PYTHONNOUSERSITE=1
-cache_folders::point_at "${KIT_SHELL_CACHE:-/kit/cache}"
+cache_folders::point_at "${KIT_SHELL_CACHE:-/kit/cache}" "${KIT_IMAGE_SHORT}"
 if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
     # shellcheck source=/dev/null
     source "${KIT_RUN_DIR}/.secrets"

@@ -56,6 +56,21 @@ def test_a_good_node(run: Path) -> None:
     assert (run / "state/preflight" / f"{NODE}.preflight.ok").exists()
 
 
+def test_what_was_compiled_for_an_image_that_is_not_used_goes(run: Path) -> None:
+    """The node keeps it for a month."""
+    digest = "6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d"
+    kept, old, other = (run.parent / "cache/compiled" / name for name in (digest[:12], "old", "other"))
+    for folder in (kept, old, other):
+        folder.mkdir(parents=True)
+        (folder / "kernel.so").touch()
+    (run.parent / "cache").chmod(0o700)
+    for folder in (kept, old):
+        os.utime(folder, (0, 0))
+    assert check(run, f"image={image(run)}", "size=5", f"sha256={digest}").returncode == 0
+    assert sorted(path.name for path in (run.parent / "cache/compiled").iterdir()) == sorted([kept.name, "other"])
+    assert (kept / "kernel.so").exists()
+
+
 def test_image_missing(run: Path) -> None:
     assert "image /no/such.sqsh is not readable here; the image store must be" in refused(run, "image=/no/such.sqsh")
 

@@ -135,25 +135,33 @@ CACHES = (
     "TRITON_CACHE_DIR",
     "TORCH_EXTENSIONS_DIR",
     "TORCHINDUCTOR_CACHE_DIR",
+    "CUDA_CACHE_PATH",
     "HF_HOME",
     "XDG_CACHE_HOME",
     "MPLCONFIGDIR",
 )
 
 
-def caches(folder: Path, **env: str) -> dict[str, str]:
+def caches(folder: Path, image: str = "", **env: str) -> dict[str, str]:
     """Where the caches are, once they are pointed at a folder."""
     say = "".join(f'; echo "${name}"' for name in CACHES)
-    lines = bash(f"cache_folders::point_at '{folder}'{say}", "cache_folders", TMPDIR=str(folder.parent), **env)
+    lines = bash(f"cache_folders::point_at '{folder}' {image}{say}", "cache_folders", TMPDIR=str(folder.parent), **env)
     return dict(zip(CACHES, lines, strict=True))
 
 
 def test_caches_are_below_the_folder_of_the_node(tmp_path: Path) -> None:
     found = caches(tmp_path / "a" / "b")
     assert (tmp_path / "a" / "b").is_dir()
-    names = ("triton", "torch_extensions", "inductor", "huggingface", "xdg", "matplotlib")
+    names = ("triton", "torch_extensions", "inductor", "cuda", "huggingface", "xdg", "matplotlib")
     assert [*found.values()] == [f"{tmp_path}/a/b/{name}" for name in names]
     assert caches(tmp_path / "a" / "b", HF_HOME="/mine")["HF_HOME"] == "/mine", "the job's own stands"
+
+
+def test_compiled_code_belongs_to_its_image(tmp_path: Path) -> None:
+    """One image must not load what another's PyTorch has compiled; downloads are the same for all."""
+    one, two = caches(tmp_path, "aaa"), caches(tmp_path, "bbb")
+    assert {name for name in CACHES if one[name] != two[name]} == {*CACHES[:4]}
+    assert one["TRITON_CACHE_DIR"] == f"{tmp_path}/compiled/aaa/triton"
 
 
 @pytest.mark.parametrize("kind", ["link", "file"])

@@ -552,7 +552,7 @@ main() {
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
     export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
     export PYTHONPATH="${KIT_RUN_DIR}/code"
-    cache_folders::point_at "${KIT_CACHE_DIR}"
+    cache_folders::point_at "${KIT_CACHE_DIR}" "${KIT_IMAGE_SHORT}"
     debug::frameworks
     if [[ -n "${KIT_ROLE:-}" ]]; then
         export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
@@ -640,8 +640,11 @@ KIT_PROGRAM_ENV=(
 )
 KIT_FILE
     unpack 644 roles/lighthouse/image-env.sh <<'KIT_FILE'
-# Variables of the image that Enroot's login shell removes. Read by worker.sh and probe.sh.
+# The image: its short digest, which names the caches of compiled code, and variables that Enroot's login shell removes. Read by
+# worker.sh, shell.sh and probe.sh.
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # lib/cache_folders.sh reads it
+KIT_IMAGE_SHORT=c0ffee000000
 export PATH=/usr/bin
 KIT_FILE
     unpack 755 roles/replica-0/worker.sh <<'KIT_FILE'
@@ -690,7 +693,7 @@ main() {
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
     export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
     export PYTHONPATH="${KIT_RUN_DIR}/code"
-    cache_folders::point_at "${KIT_CACHE_DIR}"
+    cache_folders::point_at "${KIT_CACHE_DIR}" "${KIT_IMAGE_SHORT}"
     debug::frameworks
     if [[ -n "${KIT_ROLE:-}" ]]; then
         export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
@@ -772,8 +775,11 @@ KIT_PROGRAM_ENV=(
 )
 KIT_FILE
     unpack 644 roles/replica-0/image-env.sh <<'KIT_FILE'
-# Variables of the image that Enroot's login shell removes. Read by worker.sh and probe.sh.
+# The image: its short digest, which names the caches of compiled code, and variables that Enroot's login shell removes. Read by
+# worker.sh, shell.sh and probe.sh.
 # shellcheck shell=bash
+# shellcheck disable=SC2034 # lib/cache_folders.sh reads it
+KIT_IMAGE_SHORT=c0ffee000000
 export PATH=/usr/bin
 KIT_FILE
     unpack 644 layout.txt <<'KIT_FILE'
