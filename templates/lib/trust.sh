@@ -30,20 +30,22 @@ trust::private_folder() {
 # able to write there, except in folders like /tmp, where only the owner of a name may exchange it.
 trust::safe_way() {
     local at owner mode
+    local -a way=()
     at="$(realpath --canonicalize-missing -- "$1")"
-    while :; do
-        if read -r owner mode < <(stat --format='%u %a' -- "${at}" 2>/dev/null); then
-            if ((owner != 0 && owner != EUID)); then
-                trust_problem="${at} belongs to user $(trust::user "${owner}"), who could exchange what is below it"
-                return 1
-            elif (((8#${mode} & 8#0002) && !(8#${mode} & 8#1000))); then
-                trust_problem="${at} may be written by everybody (mode ${mode}), and has no sticky bit"
-                return 1
-            fi
-        fi
-        [[ "${at}" != / ]] || return 0
-        at="$(dirname -- "${at}")"
+    while [[ -n "${at}" ]]; do
+        way+=("${at}")
+        at="${at%/*}"
     done
+    # One process for all folders: every node of a job comes here before its container starts.
+    while IFS=' ' read -r -d '' owner mode at; do
+        if ((owner != 0 && owner != EUID)); then
+            trust_problem="${at} belongs to user $(trust::user "${owner}"), who could exchange what is below it"
+            return 1
+        elif (((8#${mode} & 8#0002) && !(8#${mode} & 8#1000))); then
+            trust_problem="${at} may be written by everybody (mode ${mode}), and has no sticky bit"
+            return 1
+        fi
+    done < <(stat --printf='%u %a %n\0' -- "${way[@]}" / 2>/dev/null)
 }
 
 trust::user() {
@@ -61,9 +63,9 @@ trust::digest() {
     local key known digest changed
     key="$(stat --dereference --format="${form}" -- "${file}")" || return $?
     if trust::is_own_file "${memory}"; then
-        known="$(grep --fixed-strings -- "${key} " "${memory}" | grep "^${key//./\\.} [0-9a-f]\{64\}$" | tail -n 1)"
-        if [[ -n "${known}" ]]; then
-            printf '%s\n' "${known##* }"
+        known="$(awk -v key="${key} " 'index($0, key) == 1 { known = substr($0, length(key) + 1) } END { print known }' "${memory}")"
+        if [[ "${known}" =~ ^[0-9a-f]{64}$ ]]; then
+            printf '%s\n' "${known}"
             return 0
         fi
     fi

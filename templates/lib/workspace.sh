@@ -14,10 +14,12 @@ workspace::prepare() {
         return 0
     fi
     workspace::copy "${folder}.partial" || return 1
-    # The folder exists if a failed point of a sweep was submitted again with other code: keep what its programs wrote.
-    # An empty folder was made with the run folder, as a mount point.
-    [[ ! -d "${folder}" ]] || rmdir -- "${folder}" 2>/dev/null || mv --no-target-directory -- "${folder}" "${folder}.${had:0:12}.${EPOCHSECONDS}"
-    mv --no-target-directory -- "${folder}.partial" "${folder}"
+    # An empty folder was made with the run folder, as a mount point. This replaces it at once: the preflight looks for it meanwhile.
+    # If the folder is not empty, a failed point of a sweep was submitted again with other code: keep what its programs wrote.
+    if ! mv --no-target-directory -- "${folder}.partial" "${folder}" 2>/dev/null; then
+        mv --no-target-directory -- "${folder}" "${folder}.${had:0:12}.${EPOCHSECONDS}"
+        mv --no-target-directory -- "${folder}.partial" "${folder}"
+    fi
     printf '%s\n' "${KIT_TREE}" >"${mark}"
 }
 

@@ -43,7 +43,7 @@ main() {
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
     export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
     export PYTHONPATH="${KIT_RUN_DIR}/code"
-    cache_folders::point_at "${KIT_CACHE_DIR}"
+    cache_folders::point_at "${KIT_CACHE_DIR}" "${KIT_IMAGE_SHORT}"
     debug::frameworks
     if [[ -n "${KIT_ROLE:-}" ]]; then
         export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"

@@ -328,9 +328,9 @@ main() {
 
     nodes::list || exit 1
     events::record start nodes "${SLURM_JOB_NODELIST}"
-    # The containers mount the workspace. Once it is there, the nodes check themselves while this script does the rest.
-    workspace::prepare || exit 1
+    # The nodes check themselves while this script does the rest.
     node_checks::start_early
+    workspace::prepare || exit 1
     nodes::resolve || exit 1
     nodes::banner
     notices::tell
