@@ -4,6 +4,13 @@
 # save. So all that is started from here ignores the signals, and unignore.sh gives the program its signals back.
 set -euo pipefail
 
+# Enroot closes all files but standard input, output and error. So the file on which the ranks of `srun --mpi=pmi2` meet goes in as
+# standard input, which is empty otherwise. worker.sh gives it a number of its own again.
+if [[ -n "${PMI_FD:-}" ]]; then
+    exec <&"${PMI_FD}"
+    export KIT_PMI_IS_STDIN=1
+fi
+
 # Enroot passes on only variables that it is told. Slurm's and the kit's make the ranks; the devices come from Slurm's GRES plugin.
 options=()
 while IFS= read -r name; do

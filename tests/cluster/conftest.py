@@ -17,7 +17,7 @@ from kit.errors import KitError
 from kit.images import check_against_lock, image_lock
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, daemons, down, up
 from kit.slurm.embedded.conf import parse_version
-from tests.cluster.lab import Lab
+from tests.cluster.lab import Lab, mounts_of
 from tests.support import REPO
 
 
@@ -172,7 +172,8 @@ def project_on(cluster: EmbeddedCluster, store: Path, project: Path) -> Lab:
     data = project / "xdg"
     (data / "kit" / "clusters").mkdir(parents=True)
     (data / "kit" / "clusters" / cluster.name).symlink_to(cluster.folder)
-    return Lab(project, cluster, {"XDG_DATA_HOME": str(data), "KIT_TRACEBACK": "0"})
+    mounted = frozenset(line for node in cluster.nodes for line in mounts_of(cluster, node.name))
+    return Lab(project, cluster, {"XDG_DATA_HOME": str(data), "KIT_TRACEBACK": "0"}, mounted)
 
 
 @pytest.fixture(params=["bubblewrap", "pyxis", "enroot", "bare"])

@@ -61,6 +61,8 @@ class Lab:
     project: Path
     cluster: EmbeddedCluster
     env: dict[str, str]
+    # Mounts that the nodes had from this machine before the project's first run: an image that somebody else has mounted.
+    mounts_before: frozenset[str] = frozenset()
 
     def kit(self, *args: str, check: bool = True, env: dict[str, str] | None = None) -> Completed:
         return shell.run(
@@ -148,8 +150,8 @@ class Lab:
         found = [f"process {p.pid}: {p.line}" for p in self.processes(run)]
         for node in self.cluster.nodes:
             prefix = self.cluster.node_exec_argv(node.name) if self.cluster.isolated else []
-            mounts = shell.run([*prefix, "cat", "/proc/self/mounts"]).stdout.splitlines()
-            found += [f"{node.name}: {m}" for m in mounts if "squashfs" in m or "pyxis_" in m or str(run) in m]
+            mounts = set(mounts_of(self.cluster, node.name)) - self.mounts_before
+            found += [f"{node.name}: {m}" for m in sorted(mounts) if "squashfs" in m or "pyxis_" in m or str(run) in m]
             own = self.cluster.layout.node
             places = [str(own / "run"), str(own / "enroot"), "/dev/shm"]
             kept = ["!", "-path", "*/enroot/cache-*", "!", "-name", "enroot", "!", "-name", "pyxis"]
@@ -260,6 +262,12 @@ def job_id(run: Path) -> int | None:
     """The Slurm job of a run."""
     path = run / "manifest.json"
     return json.loads(path.read_text(encoding="utf-8"))["job_id"] if path.exists() else None
+
+
+def mounts_of(cluster: EmbeddedCluster, node: str) -> list[str]:
+    """The mounts that a node has, as lines of /proc/self/mounts."""
+    prefix = cluster.node_exec_argv(node) if cluster.isolated else []
+    return shell.run([*prefix, "cat", "/proc/self/mounts"]).stdout.splitlines()
 
 
 def slurmstepds(lab: Lab, run: Path, step: str) -> list[int]:

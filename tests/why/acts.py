@@ -43,7 +43,7 @@ class Acts:
         if "[roles." in job:
             text = f'name = "why"\nlauncher = "roles"\n{python}{job}[preflight]\nfree_disk_gb = 0\n'
             (project / "job.toml").write_text(text, encoding="utf-8")
-            return Lab(project, self.lab.cluster, self.lab.env)
+            return Lab(project, self.lab.cluster, self.lab.env, self.lab.mounts_before)
         top, tables = _split(job)
         if "preflight" not in tables:
             tables += "[preflight]\nfree_disk_gb = 0\n"
@@ -51,7 +51,7 @@ class Acts:
             f'name = "why"\nlauncher = "ddp"\nscript = "program.py"\nshape = "srun"\n{python}{top}{_one_rank(tables)}'
         )
         (project / "job.toml").write_text(text, encoding="utf-8")
-        return Lab(project, self.lab.cluster, self.lab.env)
+        return Lab(project, self.lab.cluster, self.lab.env, self.lab.mounts_before)
 
     def submit(self, lab: Lab, case: Case, *more: str, env: dict[str, str] | None = None) -> Path:
         return lab.submit(*case.options, *more, env=env)
