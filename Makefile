@@ -30,7 +30,7 @@ test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips
 training: setup ## all of tests/training, in .train-venv with the frameworks; ARGS="-m smoke": every program once, as CI does
 	@scripts/training.sh $(or $(ARGS),-m "smoke or not smoke")
 
-foreign: setup ## what the kit writes for other people's programs, given to their own parsers; MEGATRON_LM, TORCHTITAN and PRIME_RL name checkouts
+foreign: setup ## what the kit writes for other people's programs, given to their own parsers; MEGATRON_LM, TORCHTITAN, PRIME_RL and NEMO_RL name checkouts
 	@scripts/foreign.sh $(ARGS)
 
 cuts: ## 60 broken lines at random moments of what is done over ssh (as root)

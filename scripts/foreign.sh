@@ -1,8 +1,8 @@
 #!/bin/bash
 # foreign.sh [--short] [--only-venv] [PYTEST-OPTION...]: tests the kit's output for other programs with their own parsers, on CPUs.
 #   Releases from pip go into .foreign-venv/releases, each in its own folder. Their imports go into .foreign-venv, which extends
-#   .train-venv. MEGATRON_LM and PRIME_RL name checkouts, which pip does not have; MEGATRON_LM may name several, with colons between.
-#   With PRIME_RL, the imports of its classes are installed too.
+#   .train-venv. MEGATRON_LM, PRIME_RL and NEMO_RL name checkouts, which pip does not have; MEGATRON_LM may name several, with colons
+#   between. With PRIME_RL, the imports of its classes are installed too.
 #   --short: TorchTitan alone, and no cluster. CI runs this.
 # Exit code: pytest's; 69 where the virtual environments cannot be made.
 set -euo pipefail
@@ -12,6 +12,9 @@ readonly VENV=.foreign-venv STAMP=.foreign-venv/made-from.sha256
 readonly PROGRAMS=(accelerate==1.15.0 lightning==2.6.6 ray==2.60.0)
 readonly INPUTS=(scripts/foreign.sh containers/frameworks-cpu/requirements.lock)
 readonly TORCHTITAN=(0.1.0 0.2.0 0.2.1 0.2.2 0.3.0)
+# verl, and what its driver and its worker groups import. NeMo-RL's parser needs some of it, too.
+readonly VERL=(verl==0.9.1 hydra-core==1.3.2 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 codetiming==1.4.0 tensordict==0.15.3
+    pylatexenc==2.11 dill==0.4.1 torchdata==0.11.0 pyvers==0.2.3 orjson==3.13.0 cloudpickle==3.1.3 importlib_metadata==10.2.0 zipp==4.1.2)
 readonly PRIME_RL_NEEDS=(prime-pydantic-config==0.4.3 renderers==0.1.12 verifiers==0.4.0 tomli==2.5.0 tomli-w==1.2.0)
 
 say() {
@@ -61,6 +64,18 @@ make_prime_rl() {
     printf '%s\n' "${made_from}" >"${folder}/made-from"
 }
 
+# It asks for an older numpy, which nothing here needs: its packages come without what they require.
+make_verl() {
+    local -r folder="${VENV}/verl" made_from="${VERL[*]}"
+    if [[ "$(cat "${folder}/made-from" 2>/dev/null)" == "${made_from}" ]]; then
+        return 0
+    fi
+    say "installs ${VERL[0]} into ${folder}"
+    rm -rf -- "${folder}"
+    "${VENV}/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps --target "${folder}" "${VERL[@]}" || return 1
+    printf '%s\n' "${made_from}" >"${folder}/made-from"
+}
+
 short=false
 if [[ "${1:-}" == --short ]]; then
     short=true
@@ -70,6 +85,7 @@ if ! { scripts/training.sh --only-venv && make_venv && { "${short}" || make_prog
     say "skipped: ${VENV} cannot be made (pip's error is above)"
     exit 69
 fi
+"${short}" || make_verl || say "verl is not asked: it cannot be installed"
 "${short}" || make_prime_rl || say "prime-rl's own classes are not asked: what they import cannot be installed"
 [[ "${1:-}" != --only-venv ]] || exit 0
 export OMP_NUM_THREADS=1 KIT_FOREIGN=1

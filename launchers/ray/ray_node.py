@@ -42,7 +42,7 @@ LOOK_S = 0.1
 SOCKET_MOST, SOCKET_OWN = 107, 66
 # Ray's own smallest object store, and its share of the memory, in bytes and as a fraction.
 STORE_LEAST, STORE_SHARE = 80 * 1024**2, 0.3
-# Of this process: to Ray's workers they would be wrong.
+# Of this process: to Ray's workers they would be wrong, and to the program, which may pass its environment on to them.
 RANK_VARIABLES = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "MASTER_ADDR", "MASTER_PORT")
 DEATH_SIGNAL, SUBREAPER = 1, 36  # of prctl(2)
 
@@ -201,7 +201,7 @@ class Node:
         # 0: a free one. Ray's own defaults would be taken by another job on this node.
         argv += [f"--{port}=0" for port in ("node-manager-port", "object-manager-port", "dashboard-agent-listen-port")]
         argv += ["--min-worker-port=0", "--max-worker-port=0", *shlex.split(os.environ.get("RAY_START_OPTIONS", ""))]
-        env = {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+        env = without_rank()
         if self.options.threads_by_ray:
             env.pop("OMP_NUM_THREADS", None)
         self.ray = self.processes.start(argv, env, log=self.log, deaf=True)
@@ -254,6 +254,11 @@ def memory(given: int) -> list[str]:
     return [f"--memory={max(given - store, STORE_LEAST)}", f"--object-store-memory={store}"]
 
 
+def without_rank() -> dict[str, str]:
+    """This process's environment without the variables of its rank."""
+    return {name: value for name, value in os.environ.items() if name not in RANK_VARIABLES}
+
+
 def timeout() -> float:
     """Seconds within which all nodes must join."""
     return float(os.environ.get("RAY_START_TIMEOUT_S", "300"))
@@ -267,7 +272,7 @@ def head(node: Node, program: Sequence[str]) -> int:
         os.environ |= {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": secrets.token_hex(32)}
     words = ["--head", f"--node-ip-address={address}", f"--port={ports['gcs']}"]
     node.start_ray([*words, f"--dashboard-port={ports['dashboard']}", *client(ports["client"])])
-    env = {**os.environ, "RAY_ADDRESS": f"{address}:{ports['gcs']}"}
+    env = without_rank() | {"RAY_ADDRESS": f"{address}:{ports['gcs']}"}
     try:
         publish(node.token_file)
         join = [sys.executable, str(Path(__file__).with_name("ray_join.py")), str(timeout())]

@@ -252,6 +252,7 @@ def test_the_examples_are_submitted_as_they_are(lab: Lab) -> None:
     elsewhere |= {"diloco-two-clusters"}  # tests/cluster/test_two_clusters.py
     elsewhere |= {"prime-rl", "prime-rl-moe", "megatron-lm", "torchtitan-sweep"}  # planned only, by unit tests
     elsewhere |= {"accelerate", "lightning", "ray", "transformers"}  # tests/foreign, with their packages
+    elsewhere |= {"verl", "nemo-rl"}  # their options and their start, tests/foreign/test_ray_programs.py
     elsewhere |= {"torchtitan"}  # test_torchtitan_trains_its_debug_model
     elsewhere |= {"megatron-lm-cpu"}  # test_megatron_lm_trains_on_cpus
     assert shipped <= set(EXAMPLES) | elsewhere
