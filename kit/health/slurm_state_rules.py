@@ -111,9 +111,8 @@ def _waiting(record: Record) -> Answer:
     start = f"; Slurm expects to start it at {record.expected_start}" if record.expected_start else ""
     reason = one.reason.partition(": the batch script")[0]
     if record.events and record.events[-1]["event"] == "requeue":
-        code = record.events[-1].get("exit_code")
-        line = f"it is back in the queue after exit code {code}, and continues from its newest checkpoint{start}"
-        evidence = (Evidence(file=_EVENTS, line=0, text=f"requeue, exit_code {code}"),)
+        after, evidence = _why_requeued(record)
+        line = f"it is back in the queue after {after}, and continues from its newest checkpoint{start}"
         return answer(
             record,
             "requeued",
@@ -129,6 +128,19 @@ def _waiting(record: Record) -> Answer:
             evidence = (Evidence(file="squeue", line=0, text=reason),)
             return answer(record, rule.id, rule.verdict, line, advice=rule.advice, then=rule.next, evidence=evidence)
     raise AssertionError("the last rule takes any reason")
+
+
+def _why_requeued(record: Record) -> tuple[str, tuple[Evidence, ...]]:
+    """Why the newest start ended, and what shows it.
+
+    Slurm writes a line for each start that it ends, also where the batch script asked for the requeue. When a node is lost, Slurm
+    ends the ranks of the other nodes, and what these ended with says nothing.
+    """
+    ended = cite(record, _SLURM_ENDED)
+    if ended and "DUE TO NODE FAILURE" in ended[0].text:
+        return "the loss of a node", ended
+    code = record.events[-1].get("exit_code")
+    return f"exit code {code}", (Evidence(file=_EVENTS, line=0, text=f"requeue, exit_code {code}"),)
 
 
 def _newest_line(record: Record) -> tuple[Evidence, ...]:

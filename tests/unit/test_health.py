@@ -71,6 +71,16 @@ def test_case(name: str, tmp_path: Path) -> None:
             assert cited.text.split(" ")[-1] in lines[cited.line - 1], "the evidence is the line that it names"
 
 
+def test_a_requeue_after_a_lost_node_says_so(tmp_path: Path) -> None:
+    """The ranks of the other nodes ended by Slurm's own signals: their exit code is not the reason."""
+    found = answered(
+        "requeued", tmp_path, instead=("DUE TO JOB REQUEUE", "DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")
+    )
+    assert found.rule == "requeued"
+    assert "back in the queue after the loss of a node" in found.line
+    assert "NODE FAILURE" in found.evidence[0].text
+
+
 @pytest.mark.parametrize(
     ("name", "instead"),
     [
