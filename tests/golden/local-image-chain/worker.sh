@@ -38,6 +38,7 @@ source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
     rank_variables::require_slurm
+    take_pmi
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
     export KIT_NNODES KIT_RANKS_PER_NODE
     export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
@@ -71,6 +72,14 @@ main() {
             exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
     esac
+}
+
+# Moves PMI2's file from standard input, as which enroot.sh passes it, before a program could read from it.
+take_pmi() {
+    [[ -n "${KIT_PMI_IS_STDIN:-}" ]] || return 0
+    exec {PMI_FD}<&0 </dev/null
+    export PMI_FD
+    unset KIT_PMI_IS_STDIN
 }
 
 # Prints the first of the ranks that this task starts.
