@@ -1,8 +1,8 @@
 #!/bin/bash
 # foreign.sh [--short] [--only-venv] [PYTEST-OPTION...]: tests the kit's output for other programs with their own parsers, on CPUs.
 #   Releases from pip go into .foreign-venv/releases, each in its own folder. Their imports go into .foreign-venv, which extends
-#   .train-venv. MEGATRON_LM, PRIME_RL and NEMO_RL name checkouts, which pip does not have; MEGATRON_LM may name several, with colons
-#   between. With PRIME_RL, the imports of its classes are installed too.
+#   .train-venv. MEGATRON_LM, TORCHTITAN, PRIME_RL and NEMO_RL name checkouts, of what pip does not have; the first two may name
+#   several, with colons between. With PRIME_RL, the imports of its classes are installed too.
 #   --short: TorchTitan alone, and no cluster. CI runs this.
 # Exit code: pytest's; 69 where the virtual environments cannot be made.
 set -euo pipefail
@@ -11,7 +11,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 readonly VENV=.foreign-venv STAMP=.foreign-venv/made-from.sha256
 readonly PROGRAMS=(accelerate==1.15.0 lightning==2.6.6 ray==2.60.0)
 readonly INPUTS=(scripts/foreign.sh containers/frameworks-cpu/requirements.lock)
-readonly TORCHTITAN=(0.1.0 0.2.0 0.2.1 0.2.2 0.3.0)
+readonly TORCHTITAN_RELEASES=(0.1.0 0.2.0 0.2.1 0.2.2 0.3.0)
 # verl, and what its driver and its worker groups import. NeMo-RL's parser needs some of it, too.
 readonly VERL=(verl==0.9.1 hydra-core==1.3.2 omegaconf==2.3.0 antlr4-python3-runtime==4.9.3 codetiming==1.4.0 tensordict==0.15.3
     pylatexenc==2.11 dill==0.4.1 torchdata==0.11.0 pyvers==0.2.3 orjson==3.13.0 cloudpickle==3.1.3 importlib_metadata==10.2.0 zipp==4.1.2)
@@ -35,7 +35,7 @@ make_venv() {
     printf 'torch==2.13.0\n' >"${VENV}/constraints.txt"
     pip=("${VENV}/bin/python" -m pip install --quiet --disable-pip-version-check --constraint "${VENV}/constraints.txt")
     "${pip[@]}" tyro==1.0.17 torchdata==0.11.0 triton==3.9.0 tomli==2.5.0 spmd_types==0.2.3 torch_checkpointing==0.1.1 || return 1
-    for release in "${TORCHTITAN[@]}"; do
+    for release in "${TORCHTITAN_RELEASES[@]}"; do
         "${pip[@]}" --no-deps --target "${VENV}/releases/torchtitan-${release}" "torchtitan==${release}" || return 1
     done
     sha256sum "${INPUTS[@]}" >"${STAMP}"

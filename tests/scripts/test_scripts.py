@@ -111,3 +111,10 @@ def test_a_single_file_says_how_it_is_run(tmp_path: Path) -> None:
     path.write_text(single(SINGLES[0]))
     done = shell.run(["bash", str(path)], env={"PATH": "/usr/bin:/bin"}, check=False)
     assert (done.returncode, done.stderr) == (2, f"This file runs under sbatch: sbatch {path}")
+
+
+@pytest.mark.parametrize("name", ["MEGATRON_LM", "TORCHTITAN", "PRIME_RL", "NEMO_RL"])
+def test_foreign_leaves_the_callers_checkouts_alone(name: str) -> None:
+    """A variable of the script's own by that name would take the caller's from the tests: an array is not exported."""
+    text = (REPO / "scripts" / "foreign.sh").read_text(encoding="utf-8")
+    assert not re.search(rf"(^|[\s;]){name}=\(", text)
