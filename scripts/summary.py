@@ -24,7 +24,7 @@ def main(run_dir: Path) -> int:
     print(f"world size      {final['world_size']} over {made.nodes} nodes ({made.runtime}, {made.shape})")
     print(f"final accuracy  {100 * final['accuracy']:.2f} %")
     print(f"checkpoints     {sum(1 for _ in paths.checkpoints.iterdir())} entries in {paths.checkpoints}")
-    print(f"GPU monitor     {', '.join(sorted(p.name for p in paths.monitor.iterdir()))}")
+    print(f"monitors        {sum(1 for _ in paths.monitor.iterdir())} files in {paths.monitor}")
     print(f"run folder      {run_dir}")
     kept = final["accuracy"] >= WANTED_ACCURACY and made.world_sizes == {PLAIN: final["world_size"]}
     return 0 if kept else 1

@@ -88,7 +88,7 @@ def find(
 
 
 def changed(arrays: Sequence[Array], templates: Sequence[Template]) -> tuple[Array, ...]:
-    """The arrays, where those with templates write to the sweep's own output files: Slurm opens them before a run folder exists."""
+    """The arrays. Those with templates write to the sweep's own output files: Slurm opens these before a run folder exists."""
     without_folder = {index for one in templates for index in one.words}
     return tuple(
         replace(array, text=_script(array) or array.text) if without_folder & {*array.members} else array

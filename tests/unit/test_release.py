@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,8 @@ def checkout(tmp_path: Path) -> Path:
     """A clean repository with a version, a changelog and the script."""
     (tmp_path / "scripts").mkdir()
     shutil.copy(REPO / "scripts/release.sh", tmp_path / "scripts")
-    (tmp_path / "pyproject.toml").write_text('[project]\nname = "x"\nversion = "1.2.3"\n')
+    (tmp_path / "kit").mkdir()
+    (tmp_path / "kit/__init__.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-12-01\n")
     for words in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -qm first"):
         shell.run(["git", *words.split()], cwd=tmp_path)
@@ -47,6 +49,14 @@ def test_a_version_that_has_a_tag_is_refused(checkout: Path) -> None:
     done = release(checkout)
     assert "raise the version" in done.stderr
     assert not (checkout / "dist").exists()
+
+
+def test_the_archives_have_the_version_of_kit(tmp_path: Path) -> None:
+    """With a version of its own in pyproject.toml, a wheel of 0.2.0 would hold a kit that says 0.1.0."""
+    (tmp_path / "kit").mkdir()
+    shutil.copy(REPO / "pyproject.toml", tmp_path)
+    (tmp_path / "kit/__init__.py").write_text('__version__ = "9.8.7"\n')
+    assert shell.run([sys.executable, "-m", "hatchling", "version"], cwd=tmp_path).stdout == "9.8.7"
 
 
 @pytest.mark.slow
