@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from kit.forecast.answers import WhenAnswer
 
 ANY = "any"
-# How long to wait for one cluster. Clusters over ssh have their own time-out.
+# How long to wait for one cluster to plan the job and its queue, in addition to the time-out of one over ssh.
 _PATIENCE_S = 30.0
 
 
@@ -65,8 +65,8 @@ def _asked(job: Path, names: Sequence[str], *, overrides: list[str], containers:
     taken = []
     for name, thread in started.items():
         remote = remote_clusters.of(name)
-        thread.join(2 * remote.connection.timeout if remote else _PATIENCE_S)
-        own = [one for one in found.get(name, ()) if " --set " not in one.command and one.pieces == 1]
+        thread.join(_PATIENCE_S + (2 * remote.connection.timeout if remote else 0.0))
+        own = [one for one in found.get(name, ()) if one.as_written and one.pieces == 1]
         taken += [one for one in own if one.start is not None]
         refused = next((one.refused for one in own if one.start is None), "")
         if problem := said.get(name) or refused or ("does not answer" if thread.is_alive() else ""):

@@ -51,6 +51,7 @@ class WhenAnswer:
     by: By = "plan"
     refused: str = ""
     command: str = ""
+    as_written: bool = False
 
     def as_dict(self) -> dict[str, Any]:
         """The answer for --json. Times are in UTC, in ISO 8601 form."""
@@ -121,7 +122,11 @@ def _of_cluster(request: JobRequest, more: tuple[JobSize, ...]) -> list[WhenAnsw
     places = queue.seen.other_partitions[:_MOST_PARTITIONS]
     planned = [first, *size_and_place_choices.others(request, first, more=more, partitions=places)]
     found = [(one, _answer(one, own.plan, queue, own.env)) for one in planned]
-    return [replace(said, command=one.command(request)) for one, said in found if one.asked or said.start is not None]
+    return [
+        replace(said, command=one.command(request), as_written=one.choice is None)
+        for one, said in found
+        if one.asked or said.start is not None
+    ]
 
 
 def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str]) -> WhenAnswer:

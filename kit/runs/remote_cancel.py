@@ -38,6 +38,8 @@ def send(cluster: RemoteCluster, at_once: Sequence[Status], gently: Sequence[Sta
                 raise
             time.sleep(pause)
         else:
+            # The queue that came with the last answer is older than this.
+            cluster.asked = None
             return
 
 

@@ -22,15 +22,17 @@ if TYPE_CHECKING:
     from kit.remote.connection import Connection
     from kit.spec.cluster import Cluster
 
-# An answer is used again for this long, about the time of one command.
-_FRESH_S = 2.0
+# How old an answer may be when it is used for the first time: a command asks, does its other requests, and then reads the answer.
+# On a busy machine or over a slow line that takes long. It is used again for about the time of one command.
+_FIRST_USE_S, _FRESH_S = 30.0, 2.0
 
 
 @dataclass
 class RemoteCluster:
     """One cluster over ssh. silent: the reason why it does not answer; empty if it does.
 
-    relays: run -> state of its relay (trainings over two clusters), from the last update of the run's files.
+    asked, asked_at, used: the last answer, its time, and whether its queue was read. relays: run -> state of its relay (trainings
+    over two clusters), from the last update of the run's files.
     """
 
     name: str
@@ -39,14 +41,15 @@ class RemoteCluster:
     mirror: Mirror
     silent: str = ""
     asked: ClusterAnswer | None = None
-    asked_at: float = field(default=0.0)
+    asked_at: float = 0.0
+    used: bool = False
     relays: dict[str, str] = field(default_factory=dict)
 
     def refresh(self, *, plan: bool = False) -> ClusterAnswer:
         """Update the mirror, with Slurm's queue, in one request."""
         timeout = None if plan else self.connection.timeout
         self.asked = self.mirror.refresh(self.connection, self.rules, plan=plan, timeout=timeout)
-        self.asked_at, self.silent = time.monotonic(), ""
+        self.asked_at, self.used, self.silent = time.monotonic(), False, ""
         self._record_interrupted_submits(self.asked)
         if self.mirror.unwanted.is_dir():
             from kit.runs import lone_halves
@@ -212,8 +215,9 @@ def queue(one: RemoteCluster) -> Mapping[JobId, QueuedJob] | None:
 
     if one.silent:
         return None
-    if one.asked is None or time.monotonic() - one.asked_at > _FRESH_S:
+    if one.asked is None or time.monotonic() - one.asked_at > (_FRESH_S if one.used else _FIRST_USE_S):
         one.refresh()
+    one.used = True
     return client.queue(env=one.env())
 
 

@@ -221,7 +221,7 @@ def test_a_job_goes_where_it_starts_first(far: Far) -> None:
     was = config.read_text()
     config.write_text(was + "Host gone.pod\n  HostName 127.0.0.1\n  Port 9\n")
     try:
-        done = far.kit("submit", "--cluster", f"gone,{far.name}", "--no-container")
+        done = far.kit("submit", "--cluster", f"gone,{far.name}", "--no-container", "--set", "resources.time=0:04:00")
         assert Path(done.stdout.splitlines()[0]).name in far.jobs().values()
         assert "kit: gone: cluster gone: gone.pod cannot be reached" in done.stderr
         assert f"on {far.name}: starts" in done.stderr

@@ -8,7 +8,10 @@ import io
 import json
 import subprocess
 import tarfile
+import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
@@ -16,6 +19,8 @@ from kit.config import load_model
 from kit.errors import ConfigError, ToolError
 from kit.remote import answers, run_folder_mirror, shell_program
 from kit.remote.run_folder_mirror import Mirror
+from kit.runs import remote_clusters
+from kit.slurm import client
 from kit.spec.cluster import Cluster
 
 HOSTILE = ["", " ", "'", '"', "$(touch owned)", "`touch owned`", "a\nb", "-x", "\\", "*", "ü"]
@@ -171,3 +176,16 @@ def _cluster(folder: Path, host: str, more: str = "", *, embedded: bool = False)
     text = f"embedded = {str(embedded).lower()}\n[ssh]\nhost = {json.dumps(host)}\n[node]\ncpus = 4\n{more}"
     path.write_text(text)
     return load_model(path, Cluster)
+
+
+@pytest.mark.parametrize(("age", "used", "asks"), [(10.0, False, 0), (10.0, True, 1), (1.0, True, 0), (60.0, False, 1)])
+def test_a_command_reads_the_queue_that_came_with_its_first_request(
+    monkeypatch: pytest.MonkeyPatch, age: float, used: bool, asks: int
+) -> None:
+    """Also if its other requests took long; a command that follows a run asks again."""
+    made = SimpleNamespace(silent="", asked=object(), asked_at=time.monotonic() - age, used=used, env=dict)
+    asked: list[bool] = []
+    made.refresh = lambda: asked.append(True)
+    monkeypatch.setattr(client, "queue", lambda **_: {})
+    assert remote_clusters.queue(cast(remote_clusters.RemoteCluster, made)) == {}
+    assert (len(asked), made.used) == (asks, True)

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 
 from kit import shell
+from kit.cli import choose_cluster
 from kit.cli.when import _lines, when
 from kit.errors import ConfigError, SlurmError, ToolError
-from kit.forecast import time_wording
+from kit.forecast import answers, time_wording
 from kit.forecast.answers import WhenAnswer
 from kit.forecast.backfill import BackfillPlan, NodeRequest
 from kit.forecast.size_and_place_choices import JobRequest
@@ -281,6 +282,15 @@ def test_when_no_cluster_answers_that_is_an_error_and_each_has_its_reason(
         when(cluster=["one", "two"], containers=False)
     reason = "Slurm's queue could not be read: sinfo: fatal: Unable to process configuration file"
     assert capsys.readouterr().err.splitlines() == [f"kit: {name}: {reason}" for name in ("one", "two")]
+
+
+def test_a_job_goes_to_a_cluster_as_it_was_asked_for_and_in_no_other_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the user's own --set is in the command."""
+    own = replace(_answer(NOW + 60, command="kit submit job.toml --set name=b"), as_written=True)
+    monkeypatch.setattr(
+        answers, "ask", lambda *_, **__: [_answer(NOW, command="kit submit --set resources.nodes=1"), own]
+    )
+    assert choose_cluster._asked(Path("job.toml"), ["pod"], overrides=["name=b"], containers=False) == [own]
 
 
 def _no_slurm(argv: Sequence[str], **_: object) -> shell.Completed:
