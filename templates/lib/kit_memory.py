@@ -36,6 +36,8 @@ _Member = collections.namedtuple("_Member", "rank node address")
 SHARED = "shared"
 # Steps of a part that a node holds at most.
 _KEPT = 2
+# By folder and rank: the Memory that answers other ranks.
+_open = {}
 
 
 class Memory:
@@ -55,8 +57,12 @@ class Memory:
             self.every = 0
         if not self.every:
             return
-        self._gather, self._files = gather or _gathered_by_torch(), Files(path)
         self._rank = int(os.environ.get("RANK", "0")) if rank is None else rank
+        if (path, self._rank) in _open:
+            # The program starts again in the same process: what is on its way belongs to a past that is given up.
+            _open[path, self._rank].close()
+        _open[path, self._rank] = self
+        self._gather, self._files, self._closed = gather or _gathered_by_torch(), Files(path), False
         self._node = node or node_name()
         # Known to the ranks of this start alone, and on no disk.
         self._token = hashlib.sha256("".join(self._gather(os.urandom(32).hex())).encode()).digest()
@@ -129,7 +135,8 @@ class Memory:
             self._thread = None
 
     def close(self):
-        """Answer no other rank any more. The parts stay for the next start."""
+        """Answer no other rank any more, and store nothing more. The parts stay for the next start."""
+        self._closed = True
         if self._server is not None:
             self._server.close()
 
@@ -248,6 +255,8 @@ class Memory:
                     digest = sha256(payload)
                 else:
                     digest = store(self._neighbour.address, self._token, part, step, payload)
+                if self._closed:
+                    return
                 self._files.note_digest(part, step, digest)
         except (OSError, DamagedError, ValueError, KeyError) as error:
             where = f" to {self._neighbour.node}" if self._neighbour else ""

@@ -103,15 +103,19 @@ class Server:
 
     def __init__(self, files, token, address):
         self._files, self._token = files, token
+        self._open, self._lock = set(), threading.Lock()
         self._listener = socket.create_server((address, 0), backlog=128)
         self.address = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, name="kit-memory", daemon=True).start()
 
     def close(self):
-        """Accept no further connection."""
-        # A thread inside accept(2) holds the socket open: shutdown wakes it.
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
+        """Accept no further connection, and end those that are open: no part may be stored any more."""
+        with self._lock:
+            ends, self._open = [self._listener, *(self._open or ())], None
+        for one in ends:
+            # A thread inside accept(2) or recv(2) holds the socket open: shutdown wakes it.
+            with contextlib.suppress(OSError):
+                one.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
     def _accept(self):
@@ -123,6 +127,11 @@ class Server:
             threading.Thread(target=self._serve, args=(connection,), name="kit-memory", daemon=True).start()
 
     def _serve(self, connection):
+        with self._lock:
+            if self._open is None:
+                connection.close()
+                return
+            self._open.add(connection)
         # A stranger, or a rank that was killed. The other end reports what this means for it.
         try:
             with connection, Channel(connection, self._token, serves=True) as channel:
@@ -131,6 +140,10 @@ class Server:
                 answer(channel, request["part"], request["step"], request.get("size", 0))
         except (OSError, ValueError, KeyError, DamagedError):
             return
+        finally:
+            with self._lock:
+                if self._open is not None:
+                    self._open.discard(connection)
 
     def _store(self, channel, part, step, size):
         try:

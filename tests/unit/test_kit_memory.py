@@ -325,6 +325,26 @@ def test_bytes_that_changed_on_their_way_are_no_step(serving: Serving) -> None:
     assert serving.files.steps() == {}
 
 
+def test_a_past_that_was_given_up_stores_nothing_more(tmp_path: Path, serving: Serving) -> None:
+    """The program starts again in the same process: a copy that is on its way then never becomes a step."""
+    payload = memoryview(os.urandom(5_000_000))
+    connection = socket.create_connection(serving.server.address)
+    with serving.transfer.Channel(connection, b"token", serves=False) as channel:
+        channel.tell(do="store", part="rank-0", step=10, size=len(payload))
+        channel.hear()
+        serving.server.close()
+        with pytest.raises(OSError, match=r"closed|reset|[Bb]roken"):
+            channel.send(payload)
+            channel.hear()
+    assert serving.files.steps() == {}
+    memory = module("kit_memory").Memory
+    first = memory(5, gather=lambda value: [value], path=str(tmp_path), node="n1", rank=0)
+    second = memory(5, gather=lambda value: [value], path=str(tmp_path), node="n1", rank=0)
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(first._server.address)
+    second.close()
+
+
 def test_a_message_cannot_be_sent_again(serving: Serving) -> None:
     """What was recorded on one connection is refused on the next: its key is another one."""
     recorded: list[bytes] = []
