@@ -75,7 +75,6 @@ class Outcome:
     step. sources: where each start continued."""
 
     goodput: float
-    runtime_goodput: float
     losses: dict[int, float]
     lost: list[int]
     waits: list[float]
@@ -182,7 +181,6 @@ def _outcome(run: Path, told: dict[str, Any], faults: list[float]) -> Outcome:
         waits += [_time(record) - at for at in faults if _time(before) - 1 <= at < _time(record)][-1:]
     return Outcome(
         goodput=told["goodput"],
-        runtime_goodput=told["runtime_goodput"],
         losses={record["step"]: record["loss"] for record in steps},
         lost=lost,
         waits=waits,

@@ -12,11 +12,20 @@ source "${BASH_SOURCE[0]%/*}/../lib/memory_checkpoints.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
 
+# Seconds after which the process that waits here is started anew: it outlives a killed keeper by this time at most.
+readonly memory_wait_s=5
+
+# Outlives a killed keeper by some seconds, and removes what it has left.
+memory::clean_up_after() {
+    orphans::end_without "${KIT_SLURMSTEPD}"
+    memory_checkpoints::remove_unused
+}
+
 main() {
     local sleeper=""
-    # Before the lock is taken: this loop outlives a killed keeper by some seconds, and must not hold it.
+    # Before the lock is taken, which it must not hold.
     if orphans::find_slurmstepd; then
-        orphans::end_without "${KIT_SLURMSTEPD}" &
+        memory::clean_up_after &
     fi
     # What killed jobs of this user have left takes memory that this job needs.
     rank_progress::sweep
@@ -26,7 +35,7 @@ main() {
         exit 1
     fi
     while true; do
-        sleep infinity {memory_checkpoints_fd}<&- &
+        sleep "${memory_wait_s}" {memory_checkpoints_fd}<&- &
         sleeper=$!
         wait "${sleeper}"
     done

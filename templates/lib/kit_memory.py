@@ -52,6 +52,7 @@ class Memory:
         self.every = int(os.environ.get("KIT_CHECKPOINT_MEMORY_EVERY") or 0) if every is None else every
         self.took = 0.0
         self._thread = self._problem = self._server = None
+        self._warned = False
         self._fits = None
         if path is None:
             self.every = 0
@@ -264,8 +265,10 @@ class Memory:
 
     def _warn(self, problems):
         told = [text for text in problems if text]
-        if told and self._rank == 0:
-            _say(f"a lost node would cost more than {self.every} steps: {'; '.join(told[:3])}")
+        # Once, until all is well again.
+        new, self._warned = bool(told) and not self._warned, bool(told)
+        if new and self._rank == 0:
+            _say(f"a fault may cost more than {self.every} steps: {'; '.join(told[:3])}")
 
     def _leads(self):
         """Whether this is the first rank of its node."""

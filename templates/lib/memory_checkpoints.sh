@@ -1,7 +1,7 @@
 # shellcheck shell=bash
 # shellcheck disable=SC2154 # lib/nodes.sh and lib/steps.sh set nodes_all and steps_pid
 # Checkpoints in memory (`[checkpoint] memory_every`): step kit-memory has one process on each node (bin/memory.sh), which keeps the
-# folder of kit_memory.py over the starts of the ranks. The folder lasts as long as that process, also where it is killed.
+# folder of kit_memory.py over the starts of the ranks. The folder lasts as long as that process.
 
 # Called by the batch script before each attempt. A step that has ended is not started again: it may end again.
 memory_checkpoints::start() {
@@ -32,7 +32,7 @@ memory_checkpoints::end() {
     rm -rf -- "${memory_checkpoints_folder}"
 }
 
-# Removes the folder if nobody holds its lock: then its process was killed. Called at the end of each rank.
+# Removes the folder if nobody holds its lock: then its process was killed. Called at the end of each rank, too.
 memory_checkpoints::remove_unused() {
     local fd
     memory_checkpoints::find_folder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ JOB = f"""script = "/kit/run/code/train_gpt.py"
 shape = "srun"
 image = "train-cpu"
 seed = 7
-args = ["--layers", "1", "--dim", "32", "--context", "32", "--steps", "40", "--log-every", "1", "--device", "cpu"]
+args = ["--layers", "1", "--dim", "32", "--context", "32", "--steps", "60", "--log-every", "1", "--device", "cpu"]
 [resources]
 nodes = 2
 time = "00:30:00"
@@ -76,14 +77,20 @@ def test_a_killed_rank_and_a_lost_node_cost_the_steps_since_the_last_save(
 
 
 def test_the_folder_goes_with_its_keeper(spare_lab: Lab) -> None:
-    """Killed with the ranks that would have removed it, it stays until the next job of the user; else the ranks remove it."""
+    """Killed by -9 on all nodes, the spare among them. The training continues, and says that it has no checkpoints in memory."""
     spare_lab.write(JOB)
     run = spare_lab.submit()
     spare_lab.wait(lambda: furthest(run) >= 4, run)
-    keepers = [one for one in spare_lab.processes(run) if one.line.endswith("/bin/memory.sh") and one.argv[0] != "srun"]
-    assert len([one for one in keepers if "slurmstepd" not in one.line]) >= 3, "on all nodes, the spare among them"
-    for one in keepers:
-        os.kill(one.pid, signal.SIGKILL)
+    shells = {one.pid: one for one in spare_lab.processes(run) if re.search(r"bash \S+/bin/memory\.sh$", one.line)}
+    keepers = [one.pid for one in shells.values() if one.parent not in shells]
+    assert len(keepers) == 3, shells
+    for pid in keepers:
+        os.kill(pid, signal.SIGKILL)
+    folders = ("find", "/dev/shm", "-name", "kit-memory-*")
+    spare_lab.wait(lambda: not any(spare_lab.inside(one.name, *folders) for one in spare_lab.cluster.nodes), run)
+    reached = furthest(run)
+    spare_lab.wait(lambda: furthest(run) > reached + 2 * EVERY, run)
+    assert (run / "logs" / "rank-0.log").read_text().count("a fault may cost more than") == 1, log(run)
     spare_lab.kit("cancel", run.name)
     spare_lab.wait_end(run)
     assert spare_lab.settled(run) == []
