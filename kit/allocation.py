@@ -57,7 +57,8 @@ def allocate(resolved: Resolved) -> Allocation:
     ranks = asked.ranks_per_node or max(1, gpus)
     cpus, why = _cpus(resolved, gpus)
     _check(resolved, gpus=gpus, ranks=ranks, cpus=cpus)
-    tasks = ranks if job.shape == "srun" else 1
+    # With warm ranks no torchrun starts them: each is a task of its own.
+    tasks = ranks if job.shape == "srun" or (job.shape == "torchrun" and job.retry.warm) else 1
     return Allocation(
         nodes=asked.nodes,
         gpus_per_node=gpus,

@@ -31,7 +31,8 @@ class Warm:
         (folder / "code").mkdir()
         self.process: subprocess.Popen[bytes] | None = None
 
-    def serve(self, modules: str, *program: str, **env: str) -> subprocess.Popen[bytes]:
+    def serve(self, modules: str, *program: str, orders: bool = False, **env: str) -> subprocess.Popen[bytes]:
+        """orders: it takes orders and reports, as from the batch script."""
         words = [
             sys.executable,
             str(LIB / "warm_ranks.py"),
@@ -43,12 +44,28 @@ class Warm:
         with (self.folder / "server").open("w") as log:
             self.process = subprocess.Popen(
                 words,
-                env={"KIT_WARM_ROOM": " " * 60_000, **self.env, **env},
+                env={"KIT_WARM_ROOM": " " * 60_000, **({"KIT_WARM_ORDERS": "1"} if orders else {}), **self.env, **env},
                 cwd=self.folder,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE if orders else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if orders else None,
                 stderr=log,
             )
         return self.process
+
+    def order(self, *words: str) -> None:
+        """What the batch script would order."""
+        assert self.process is not None
+        assert self.process.stdin is not None
+        self.process.stdin.write(("\t".join(words) + "\n").encode())
+        self.process.stdin.flush()
+
+    def report(self) -> list[str]:
+        """The words of the next report; waits for it."""
+        assert self.process is not None
+        assert self.process.stdout is not None
+        mark, *words = self.process.stdout.readline().decode().split()
+        assert mark == "kit-warm"
+        return words
 
     @property
     def log(self) -> str:

@@ -90,6 +90,7 @@ def _steps(made: Decisions) -> dict[str, Any]:
         "roles": [{"facts": r.facts(), "env": r.env(), "argv": steps.role_step(made, r)} for r in made.roles],
         "warm_argv": steps.warm_step(made),
         "memory_argv": steps.memory_step(made),
+        "warm_ranks": made.main.world_size,
         "signal_argv": steps.signal_step(made),
         "evidence_argv": steps.evidence_step(made),
         "monitor_argv": steps.monitor_step(made),

@@ -25,7 +25,9 @@ def worker(made: Decisions, placed: RolePlacement) -> str:
         "bin/worker.sh",
         {
             "folder": placed.folder,
-            "shape": placed.shape,
+            # No torchrun starts warm ranks: each is a task of srun, with the variables that torchrun sets.
+            "shape": "srun" if made.job.retry.warm else placed.shape,
+            "as_torchrun": placed.shape == "torchrun" and bool(made.job.retry.warm),
             "rendezvous": made.job.rendezvous,
             "nodes": placed.nodes,
             "ranks_per_node": placed.ranks_per_node,
@@ -45,7 +47,9 @@ def program(made: Decisions, placed: RolePlacement) -> str:
     role, words = placed.role, program_words(made, placed)
     if role.command is not None or role.script is not None:
         return _text(made, words, role.env)
-    return _text(made, words, role.env, rank_args=made.job.rank_args, warm=made.job.retry.warm)
+    return _text(
+        made, words, role.env, rank_args=made.job.rank_args, warm=made.job.retry.warm, keep=made.job.retry.keep
+    )
 
 
 def program_words(made: Decisions, placed: RolePlacement) -> list[str]:
@@ -113,6 +117,7 @@ def _text(
     *,
     rank_args: Mapping[str, str] | None = None,
     warm: Sequence[str] = (),
+    keep: bool = False,
 ) -> str:
     job = made.job
     network = {**made.resolved.cluster.network, **(_DEBUGGED if job.debug else {})}
@@ -120,4 +125,4 @@ def _text(
     env = {**network, **job.checkpoint.env(), **job.profile.env(), **drawn, **job.env, **own}
     ranks = [word for pair in (rank_args or {}).items() for word in pair]
     variables = {"program": words, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": ranks}
-    return render("data/program.sh", {**variables, "warm": warm})
+    return render("data/program.sh", {**variables, "warm": warm, "keep": keep})

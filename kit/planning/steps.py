@@ -72,7 +72,8 @@ def warm_step(made: Decisions) -> list[str]:
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--no-kill",
-        f"--output={made.paths.run.logs}/warm.log",
+        # Standard input and output carry orders and reports: templates/lib/warm_ranks.sh.
+        f"--error={made.paths.run.logs}/warm.log",
         "--open-mode=append",
     ]
     return _contained(made, main, srun, f"{made.paths.inside.run}/worker.sh")

@@ -13,6 +13,11 @@ _REMOVE = "remove the line"
 
 def check(made: Decisions) -> None:
     """ConfigError if the job asks for warm ranks, but its ranks cannot be forked."""
+    if made.job.retry.keep and not made.job.retry.warm:
+        problem = "only ranks that are forked from a warm process can live on, and this job has no retry.warm"
+        raise ConfigError.of(
+            Fault(key="retry.keep", problem=problem, hint='retry.warm = ["torch"]'), file=made.resolved.job_file
+        )
     if made.job.retry.warm and (problems := [*_problems(made)]):
         faults = [Fault(key="retry.warm", problem=problem, hint=hint) for problem, hint in problems]
         raise ConfigError.of(*faults, file=made.resolved.job_file)
@@ -23,13 +28,8 @@ def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
     if not made.main.plain:
         yield "warm ranks are for a job with one program, and this job has roles", _REMOVE
         return
-    if made.main.shape != "srun":
-        can = "srun" in made.resolved.launcher.shapes
-        yield (
-            f"in the start shape {made.main.shape!r} torchrun starts the ranks: only the ranks of 'srun' can be forked warm",
-            'shape = "srun"' if can else _REMOVE,
-        )
-        return
+    if made.main.shape == "torchrun":
+        yield from _of_torchrun(made)
     words = program_words(made, made.main)
     if words[0] != made.job.python or len(words) < 2 or (words[1].startswith("-") and words[1] != "-m"):
         yield f"a warm process runs Python programs, and this job runs {words[0]!r}", 'script = "train.py"'
@@ -42,3 +42,18 @@ def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
             )
     if step.mpi != "none":
         yield f"a program that starts by MPI ({step.mpi}) cannot be forked", f"{_REMOVE}, or step.mpi"
+
+
+def _of_torchrun(made: Decisions) -> Iterator[tuple[str, str]]:
+    """torchrun's options: with warm ranks there is no torchrun, and the ranks get its variables alone."""
+    torchrun = made.job.torchrun
+    if torchrun.max_restarts:
+        yield (
+            "the kit itself restarts warm ranks, and torchrun's own restarts (torchrun.max_restarts) have no effect",
+            f"retry.in_allocation = {torchrun.max_restarts}, and remove torchrun.max_restarts",
+        )
+    for key in ("local_ranks_filter", "tee", "log_dir"):
+        if getattr(torchrun, key):
+            yield f"warm ranks start without torchrun, and torchrun.{key} has no effect", f"remove torchrun.{key}"
+    if made.job.rendezvous == "c10d" and not torchrun.max_restarts:
+        yield "warm ranks start without torchrun, and a rendezvous 'c10d' has no effect", "remove rendezvous"

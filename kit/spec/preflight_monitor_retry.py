@@ -13,7 +13,7 @@ from kit.spec.wrong_value_messages import Form, Invalid, shown
 # memory, or a lost node) and SIGSEGV. A Python traceback gives 1 and is never retried.
 RETRYABLE = (134, 135, 137, 139)
 # Modules of the kit that report for the rank that imports them.
-_OF_ONE_RANK = ("kit_rank", "kit_callbacks", "kit_recorder")
+_OF_ONE_RANK = ("kit_rank", "kit_callbacks", "kit_keep", "kit_recorder")
 
 
 _MetricGroups = Annotated[
@@ -132,6 +132,10 @@ class Retry(Model):
     warm: tuple[str, ...] = Field(
         default=(),
         description="Modules that one process of each node imports once; each start of the ranks is forked from it.",
+    )
+    keep: bool = Field(
+        default=False,
+        description="With `warm`: when a rank dies, the others live on and call their training function again (kit_keep).",
     )
 
     @field_validator("warm")

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from . import reports
+from . import keep, reports
 from .faults import Refused
 
 Made = TypeVar("Made")
@@ -72,10 +72,16 @@ def started(device: str = "auto") -> Iterator[Ranks]:
 
 
 def run(program: Callable[[Ranks], int], device: str) -> NoReturn:
-    """Run `program` in the process group, leave the group, and exit with the program's code."""
-    with started(device) as world:
-        code = program(world)
-    sys.exit(code)
+    """Run `program` in the process group, leave the group, and exit with the program's code.
+
+    With `[retry] keep`, a rank that outlives another one runs it again: in a new group, from the newest checkpoint.
+    """
+
+    def once() -> int:
+        with started(device) as world:
+            return program(world)
+
+    sys.exit(keep.run(once))
 
 
 def _die_with_torchrun() -> None:

@@ -46,6 +46,7 @@ readonly -a KIT_SIGNAL_ARGV={{ signal_argv | sh }}
 readonly -a KIT_EVIDENCE_ARGV={{ evidence_argv | sh }}
 {% if warm_argv %}
 readonly -a KIT_WARM_ARGV={{ warm_argv | sh }}
+readonly KIT_WARM_RANKS={{ warm_ranks | sh }}
 {% endif %}
 {% if memory_argv %}
 readonly -a KIT_MEMORY_ARGV={{ memory_argv | sh }}
@@ -164,7 +165,10 @@ train() {
         failure_watch::stop
         stall_watch::stop
         hot_pages::stop
-        retry::again "${code}" || return "${code}"
+        if ! retry::again "${code}"; then
+            warm_ranks::release
+            return "${code}"
+        fi
     done
 }
 

@@ -13,7 +13,7 @@ source "${KIT_RUN_DIR}/lib/reports.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
-KIT_RANK_ARGS=() KIT_WARM=()
+KIT_RANK_ARGS=() KIT_WARM=() KIT_KEEP=""
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
@@ -72,6 +72,8 @@ main() {
     local -i index
     for ((index = 0; index < ${#KIT_RANK_ARGS[@]}; index += 2)); do
         KIT_PROGRAM+=("${KIT_RANK_ARGS[index]}" "${!KIT_RANK_ARGS[index + 1]}")
+        # Such a value changes with each start: the arguments must be made anew.
+        [[ "${KIT_RANK_ARGS[index + 1]}" != @(KIT_|MASTER_|TORCHELASTIC_)* ]] || export KIT_WARM_ONCE=1
     done
     # Slurm, torchrun and signal.sh signal the program and this shell. With a handler, the shell outlives the signal and reports the
     # program's own code. Without one it would die first, and every code would become 143.
@@ -85,13 +87,14 @@ main() {
     umask "${KIT_UMASK:-$(umask)}"
     # The pipe of lib/orphans.sh. Processes that outlive this shell must not hold it. torchrun has closed it.
     local pipe="${KIT_TASK_FD:-}"
-    [[ -z "${TORCHELASTIC_RUN_ID:-}" ]] || pipe=""
+    [[ -z "${TORCHELASTIC_RUN_ID:-}" ]] || ((${#KIT_WARM[@]})) || pipe=""
     rank::hold_slurmstepd
     local -a start=(env -u KIT_TASK_FD)
     local -a warm=()
     if ((${#KIT_WARM[@]})) && [[ -n "${KIT_WARM_WAIT:-}" ]]; then
         # The warm process of this node forks the program. The client has no number of a shell: it is not the program.
         start+=(-u KIT_RANK_SHELL)
+        [[ -z "${KIT_KEEP}" ]] || export KIT_KEEP
         warm=("${KIT_PROGRAM[0]}" -I -S "${KIT_RUN_DIR}/lib/warm_client.py" "$(warm_ranks::name)" "${KIT_WARM_WAIT}" "$$")
     fi
     (

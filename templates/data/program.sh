@@ -6,6 +6,10 @@ KIT_PROGRAM_ENV={{ program_env | sh }}
 # Modules that one process of each node imports, from which its ranks are forked.
 KIT_WARM={{ warm | sh }}
 {% endif %}
+{% if keep %}
+# A rank that can lives on when another one dies.
+KIT_KEEP=1
+{% endif %}
 {% if rank_args %}
 # Options, each with the variable that holds its value on each rank.
 KIT_RANK_ARGS={{ rank_args | sh }}

@@ -21,9 +21,22 @@ failures::prepare() {
 
 # Called by the rank itself. Fails where it cannot write; then only the caller's code is known.
 failures::record() {
-    # The file's name repeats the values: on a full disk a file can still be created, but not written.
+    # The file's name repeats the values: on a full disk a file can still be created, but not written. A record that the warm process
+    # made at the rank's end stays.
+    local folder="${KIT_RUN_DIR}/state/${KIT_FAILURES}" name
+    # Of ranks that have started again in their step.
+    if [[ -r "${folder}/again" ]] && read -r name <"${folder}/again"; then
+        folder="${KIT_RUN_DIR}/state/${name}"
+    fi
+    [[ ! -s "${folder}/rank-$1.$2" ]] || return 0
     printf '%s %s %s %s %s\n' "${EPOCHREALTIME/,/.}" "$1" "$2" "${SLURMD_NODENAME:-$(uname -n)}" "${KIT_ROLE:-}" \
-        >"${KIT_RUN_DIR}/state/${KIT_FAILURES}/rank-$1.$2"
+        >"${folder}/rank-$1.$2"
+}
+
+# failures::follow FIRST NAME: the ranks whose step began with the folder FIRST record their ends in NAME from now on.
+failures::follow() {
+    local -r file="${KIT_RUN_DIR}/state/$1/again"
+    printf '%s\n' "$2" >"${file}.new" && mv -f -- "${file}.new" "${file}"
 }
 
 # failures::record_rank RANK CODE SIGNALLED: as failures::record, for a rank that torchrun may start again: it has restarts left, or

@@ -49,6 +49,15 @@ class Progress:
     def __init__(self, folder=None, name=None):
         self._folder = folder if folder is not None else _folder()
         self._name = name if name is not None else _name()
+        self._handle = None
+        self._looked = float("-inf")
+        self._reset(_began())
+        self._tell()
+        if self._handle is not None:
+            atexit.register(self._end)
+
+    def _reset(self, began):
+        """Forget all steps. began: the time of this start."""
         self._step, self._phase = 0, "start"
         self._took, self._every = 0.0, 0
         self._waited, self._read, self._longest = 0.0, 0.0, 0.0
@@ -58,15 +67,27 @@ class Progress:
         self._slowest = {}
         self._recorder = None
         self._stepped = None
-        self._handle = None
-        self._looked = float("-inf")
-        now, self._began = time.monotonic(), _began()
+        now, self._began = time.monotonic(), began
         self._spent, self._since = dict.fromkeys(SPENT, 0.0), now - max(0.0, time.time() - self._began)
+        # The start of this node's task, from worker.sh; and the attempt of the whole job, from the batch script. A role of several
+        # counts its own starts in KIT_RESTART_COUNT.
+        self._worker = os.environ.get("KIT_WORKER_BEGAN") or "0"
+        self._attempt = os.environ.get("KIT_ATTEMPT") or os.environ.get("KIT_RESTART_COUNT") or "0"
         # _first: steps done when this process began its loop; None before. _warm: whether a step was made since.
         self._first, self._warm, self._ended = None, False, 0.0
-        self._tell()
+
+    def start_again(self):
+        """Begin again, as the same rank of the next start: kit_keep calls it where this process lives on."""
         if self._handle is not None:
-            atexit.register(self._end)
+            self._end()
+            os.close(self._handle)
+        handler, self._handle = self._handle is not None, None
+        recorder = self._recorder
+        self._reset(time.time())
+        self._recorder = recorder
+        if handler:
+            self._looked = float("-inf")
+            self._tell()
 
     def step(self, done):
         """Report that `done` steps are done, and that the next one begins."""
@@ -136,7 +157,7 @@ class Progress:
             f" {self._longest:.3f} {self._waited:.6f} {self._read:.6f} {self._slowest.get(self._phase, 0.0):.3f}"
         )
         first = -1 if self._first is None else self._first
-        more = f"{_ATTEMPT} {self._began:.3f} {_WORKER} {self._ended:.3f} {first} " + " ".join(
+        more = f"{self._attempt} {self._began:.3f} {self._worker} {self._ended:.3f} {first} " + " ".join(
             [f"{self._spent[name]:.3f}" for name in SPENT]
         )
         try:
@@ -213,10 +234,5 @@ def _folder():
 def _name():
     return f"{os.environ.get('KIT_ROLE', '')}@{os.environ.get('RANK', '0')}"
 
-
-# The start of this node's task, from worker.sh.
-_WORKER = os.environ.get("KIT_WORKER_BEGAN") or "0"
-# The attempt of the whole job, from the batch script. A role of several counts its own starts in KIT_RESTART_COUNT.
-_ATTEMPT = os.environ.get("KIT_ATTEMPT") or os.environ.get("KIT_RESTART_COUNT") or "0"
 
 progress = Progress()

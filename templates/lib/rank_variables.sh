@@ -28,6 +28,16 @@ rank_variables::set_node_rank() {
     export NODE_RANK="${moved[SLURM_NODEID]:-${SLURM_NODEID}}"
 }
 
+# Sets what torchrun gives its ranks, where the warm process of the node starts them in its place: rank 0 holds the store. A
+# program with torch's @record writes its error to a file beside the record of its rank's end.
+rank_variables::as_torchrun() {
+    export GROUP_RANK="${NODE_RANK}" GROUP_WORLD_SIZE="${KIT_NNODES}"
+    export ROLE_NAME=default ROLE_RANK="${RANK}" ROLE_WORLD_SIZE="${WORLD_SIZE}"
+    export TORCHELASTIC_RUN_ID="${SLURM_JOB_ID}" TORCHELASTIC_RESTART_COUNT=0 TORCHELASTIC_MAX_RESTARTS=0
+    export TORCHELASTIC_USE_AGENT_STORE=False TORCHELASTIC_ERROR_FILE="${KIT_RUN_DIR}/state/${KIT_FAILURES:-}/error-${RANK}.json"
+    export TORCH_NCCL_ASYNC_ERROR_HANDLING="${TORCH_NCCL_ASYNC_ERROR_HANDLING:-1}"
+}
+
 rank_variables::node_from_slurm() {
     # torchrun sets the ranks of its children itself. Values from Pyxis or an outer job would mislead it.
     unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK

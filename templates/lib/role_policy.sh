@@ -139,7 +139,8 @@ role_policy::stop_rest() {
     for name in "${!roles_state[@]}"; do
         [[ -z "${steps_pid[${name}]:-}" ]] || rest+=("${name}")
     done
-    ((${#rest[@]})) || return 0
+    # Stopped ranks may start again in their step.
+    ((${#rest[@]})) && ! warm_ranks::are_stopped || return 0
     log::info "stopping ${rest[*]}"
     steps::end 100 "${rest[@]}"
 }

@@ -53,10 +53,10 @@ signals::pass_on() {
     [[ -n "${signals_slurms_term}" ]] || signals::carry "${1/INT/TERM}" "${seconds}"
 }
 
-# USR2 comes only from failure_watch.sh and stall_watch.sh.
+# USR2 comes only from failure_watch.sh, stall_watch.sh and warm_ranks.sh.
 # shellcheck disable=SC2317 # called by a trap
 signals::on_trouble() {
-    [[ -z "${signals_got}" ]] || return 0
+    [[ -z "${signals_got}" ]] && ! warm_ranks::are_stopped || return 0
     role_policy::doom
     [[ -n "${signals_got}" ]] || stall_watch::doom
 }

@@ -7,10 +7,17 @@ declare -i steps_deadline=0
 declare -A steps_deadline_of=() steps_why_of=() steps_kill_since=() steps_kill_next=()
 declare -i steps_code=0
 steps_env=() steps_why="" steps_monitored=""
+# Files of the next step only, in place of /dev/null and this script's own output.
+steps_stdin="" steps_stdout=""
 
 # steps::set_env NAME=VALUE…: sets the environment that only the next step gets.
 steps::set_env() {
     steps_env=("$@")
+}
+
+# steps::set_streams IN OUT: sets the standard input and output that only the next step gets.
+steps::set_streams() {
+    steps_stdin="$1" steps_stdout="$2"
 }
 
 # steps::set_deadline SECONDS WHY: sets the deadline of all steps, from now.
@@ -22,9 +29,9 @@ steps::clear_deadline() {
     steps_deadline=0
 }
 
-# steps::doom NAME WHY: ends this step now.
+# steps::doom NAME WHY [SECONDS]: ends this step, now or after some seconds.
 steps::doom() {
-    steps_deadline_of["$1"]="${EPOCHSECONDS}" steps_why_of["$1"]="$2"
+    steps_deadline_of["$1"]=$((EPOCHSECONDS + ${3:-0})) steps_why_of["$1"]="$2"
 }
 
 # steps::start NAME srun WORD…: starts a step on the chosen nodes.
@@ -34,7 +41,7 @@ steps::start() {
     container_names::name "$@"
     steps::spawn "${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${container_names_named[@]}" "${environment_share[@]}" "$@"
     steps_pid["${name}"]=$!
-    steps_env=()
+    steps_env=() steps_stdin="" steps_stdout=""
     unset "steps_kill_since[${name}]" "steps_kill_next[${name}]" "steps_deadline_of[${name}]" "steps_why_of[${name}]"
 }
 
@@ -56,6 +63,11 @@ steps::become() {
     for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}" "${stall_watch_fd:-}" "${hot_pages_fd:-}"; do
         [[ -z "${fd}" ]] || exec {fd}>&-
     done
+    exec <"${steps_stdin:-/dev/null}"
+    [[ -z "${steps_stdout}" ]] || exec >"${steps_stdout}"
+    for fd in "${warm_ranks_orders:-}" "${warm_ranks_reports:-}"; do
+        [[ -z "${fd}" ]] || exec {fd}>&-
+    done
     for pair in "${steps_env[@]}"; do
         export "${pair?}"
     done
@@ -63,9 +75,9 @@ steps::become() {
     # ignored, and a second one within a second interrupts its tasks. Without a terminal there is no Ctrl-C, and Slurm finds the
     # steps by their process group.
     if { : </dev/tty; } 2>/dev/null && command -v setsid >/dev/null; then
-        exec setsid "$@" </dev/null
+        exec setsid "$@"
     fi
-    exec "$@" </dev/null
+    exec "$@"
 }
 
 # steps::pause NAME…: waits until something may have happened to these steps. A single step is waited for, which costs nothing,

@@ -1,18 +1,32 @@
 # shellcheck shell=bash
-# shellcheck disable=SC2154 # lib/nodes.sh and lib/steps.sh set nodes_all and steps_pid
+# shellcheck disable=SC2154 # other libraries set steps_pid, retry_… and nodes_all
 # Warm ranks (`[retry] warm`): step kit-warm has one process on each node, which imports modules and forks the ranks of the node
 # (warm_ranks.py). It lives over the attempts of a job. It runs in the job's container, with the job's set-up lines.
+#
+# After a failure, the ranks start again in the step that they have: no srun, no worker.sh, no rank.sh. srun connects this script
+# with the warm processes: its standard input goes to all of them, and their standard output comes from it (warm_held.py has the
+# words). A rank's end is known here some milliseconds later. The listener then has all ranks of all nodes stopped, and tells this
+# script by USR2. This script decides as after any failure, and orders the next start. Where that cannot be, it releases the ranks:
+# their step ends, and another one starts.
 
 # Seconds in which a rank looks for the warm process: at the job's first start, whose steps start together, and later.
 readonly warm_ranks_wait_first=30 warm_ranks_wait=2
 # Characters of the longest environment that a rank may have, which its place in /proc must hold.
 readonly warm_ranks_room=120000
+# Seconds in which the ranks of all nodes must have stopped, and in which their step must end once they are released.
+readonly warm_ranks_stop_s=15 warm_ranks_release_s=15
+readonly warm_ranks_file="${KIT_RUN_DIR}/state/warm-stopped"
+# The attempt whose ranks are stopped and can start again in their step; the nodes of that step, and the folder of its first
+# failures; the ends of two pipes.
+warm_ranks_stopped="" warm_ranks_nodes="" warm_ranks_failures="" warm_ranks_orders="" warm_ranks_reports=""
 
 # Called by the batch script before each attempt. A warm process that died is not started again: it may die again.
 warm_ranks::start() {
     [[ -n "${KIT_WARM_ARGV[*]:-}" ]] || return 0
     if [[ -z "${KIT_WARM_WAIT:-}" ]]; then
-        steps::set_env KIT_WARM_SERVER=1 "KIT_MASTER_ADDR=${KIT_MASTER_ADDR}" "KIT_MASTER_PORT=${KIT_MASTER_PORT}"
+        warm_ranks::connect
+        steps::set_env KIT_WARM_SERVER=1 KIT_WARM_ORDERS=1 "KIT_MASTER_ADDR=${KIT_MASTER_ADDR}" "KIT_MASTER_PORT=${KIT_MASTER_PORT}"
+        steps::set_streams "/dev/fd/${warm_ranks_orders}" "/dev/fd/${warm_ranks_reports}"
         KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-warm "${KIT_WARM_ARGV[@]}"
         export KIT_WARM_WAIT="${warm_ranks_wait_first}"
     elif kill -0 "${steps_pid[kit-warm]:-0}" 2>/dev/null; then
@@ -23,9 +37,124 @@ warm_ranks::start() {
     fi
 }
 
+# Opens the pipes, which have no name and end with their holders: one for orders, which this script keeps open for reading, too, so
+# that no write blocks or fails; one for reports, whose reader ends with srun and this script.
+warm_ranks::connect() {
+    rm -f -- "${warm_ranks_file}"
+    exec {warm_ranks_orders}<> <(:)
+    exec {warm_ranks_reports}> >(warm_ranks::listen "$$")
+}
+
+# warm_ranks::order WORD…: sends an order to the warm processes of all nodes.
+warm_ranks::order() {
+    local IFS=$'\t'
+    printf '%s\n' "$*" >&"${warm_ranks_orders}"
+}
+
+# Reads the reports. Anything else that a task writes goes to warm.log.
+warm_ranks::listen() {
+    local -r batch="$1"
+    local -i status forked=0 stopped=0 stops_at=0
+    local -i number
+    local line word attempt now="" can=1
+    trap '' TERM USR1 USR2 INT HUP
+    [[ -z "${heartbeat_fd:-}" ]] || exec {heartbeat_fd}>&-
+    while true; do
+        IFS= read -r -t 2 line
+        status=$?
+        if ((status > 128)); then
+            # A warm process of a node that does not answer.
+            if ((stops_at && EPOCHSECONDS - stops_at > warm_ranks_stop_s)); then
+                warm_ranks::order release "${now}"
+                stops_at=0 can=""
+            fi
+            # The signal may have come just before this script began to wait.
+            [[ ! -s "${warm_ranks_file}" ]] || kill -USR2 "${batch}" 2>/dev/null
+            continue
+        fi
+        ((status == 0)) || return 0
+        if [[ "${line}" != "kit-warm "* ]]; then
+            printf '%s\n' "${line}" >>"${KIT_RUN_DIR}/logs/warm.log"
+            continue
+        fi
+        read -r _ word attempt number <<<"${line}"
+        [[ "${attempt}" == "${now}" ]] || now="${attempt}" forked=0 stopped=0 stops_at=0 can=1
+        case "${word}" in
+            forked) forked+=1 ;;
+            # Its task is gone: the step has no place any more for all ranks.
+            done) can="" ;;
+            ended)
+                if [[ -z "${can}" ]] || ((forked < KIT_WARM_RANKS)); then
+                    warm_ranks::order release "${now}"
+                    can=""
+                elif ((!stops_at)); then
+                    warm_ranks::order stop "${now}"
+                    stops_at="${EPOCHSECONDS}"
+                fi
+                ;;
+            stopped)
+                stopped+=number
+                if [[ -n "${can}" ]] && ((stopped == KIT_WARM_RANKS)); then
+                    stops_at=0
+                    printf '%s\n' "${now}" >"${warm_ranks_file}.new" && mv -f -- "${warm_ranks_file}.new" "${warm_ranks_file}"
+                    kill -USR2 "${batch}" 2>/dev/null
+                fi
+                ;;
+        esac
+    done
+}
+
+# Whether the ranks of this attempt are stopped, so that they can start again in their step.
+warm_ranks::are_stopped() {
+    local attempt=""
+    if [[ -z "${warm_ranks_stopped}" && -n "${warm_ranks_orders}" && -s "${warm_ranks_file}" ]]; then
+        read -r attempt <"${warm_ranks_file}"
+        [[ "${attempt}" != "${KIT_RESTART_COUNT}" ]] || warm_ranks_stopped="${attempt}"
+    fi
+    [[ -n "${warm_ranks_stopped}" ]]
+}
+
+# warm_ranks::start_again NAME=VALUE…: starts the stopped ranks again in their step, with these variables. Returns 1 where they
+# need another step.
+warm_ranks::start_again() {
+    [[ -n "${warm_ranks_stopped}" ]] || return 1
+    if [[ "${KIT_NODE_NAMES}" != "${warm_ranks_nodes}" ]]; then
+        warm_ranks::release
+        return 1
+    fi
+    failures::follow "${warm_ranks_failures}" "${failures_name}"
+    warm_ranks::order again "${warm_ranks_stopped}" "KIT_MASTER_ADDR=${KIT_MASTER_ADDR}" "KIT_MASTER_PORT=${KIT_MASTER_PORT}" "$@"
+    rm -f -- "${warm_ranks_file}"
+    warm_ranks_stopped=""
+}
+
+# Lets the step of stopped ranks end, and waits for it.
+warm_ranks::release() {
+    local name
+    [[ -n "${warm_ranks_stopped}" ]] || return 0
+    warm_ranks::order release "${warm_ranks_stopped}"
+    rm -f -- "${warm_ranks_file}"
+    warm_ranks_stopped=""
+    for name in "${!roles_state[@]}"; do
+        [[ -n "${steps_pid[${name}]:-}" ]] || continue
+        steps::doom "${name}" "its ranks have ended" "${warm_ranks_release_s}"
+        steps::wait "${name}"
+    done
+}
+
+# Notes the step that a role's ranks start in.
+warm_ranks::note_step() {
+    warm_ranks_nodes="${KIT_NODE_NAMES}" warm_ranks_failures="${failures_name}"
+}
+
 # Prints the name of the abstract socket. Virtual nodes of one machine may share them.
 warm_ranks::name() {
     printf 'kit-warm-%s.%s-%s' "${SLURM_JOB_ID}" "${SLURM_RESTART_COUNT:-0}" "${SLURMD_NODENAME:-$(uname -n)}"
+}
+
+# Called by worker.sh in step kit-warm, before anything is written: what set-up lines write is no report.
+warm_ranks::keep_reports() {
+    exec {warm_ranks_reports}>&1 1>&2
 }
 
 # Called by worker.sh in step kit-warm: becomes the warm process, with the environment of a rank.
@@ -35,6 +164,7 @@ warm_ranks::serve() {
     printf -v pad '%*s' "${warm_ranks_room}" ''
     modules="$(IFS=,; printf '%s' "${KIT_WARM[*]}")"
     umask "${KIT_UMASK:-$(umask)}"
+    exec 1>&"${warm_ranks_reports}" {warm_ranks_reports}>&-
     exec env -- "KIT_WARM_ROOM=${pad}" "PYTHONPATH=${path}" "${KIT_PROGRAM_ENV[@]}" "${KIT_PROGRAM[0]}" "${KIT_RUN_DIR}/lib/warm_ranks.py" \
         "$(warm_ranks::name)" "${modules}" "${KIT_PROGRAM[@]}"
 }

@@ -36,7 +36,6 @@ while True:
     time.sleep(0.1)
 """
 JOB = f"""script = "program.py"
-shape = "srun"
 python = "/usr/bin/python3"
 args = ["a b"]
 [preflight]
@@ -47,6 +46,7 @@ warm = ["{MODULE}"]
 """
 
 
+@pytest.mark.parametrize("shape", ["srun", "torchrun"])
 @pytest.mark.parametrize(
     "runtime",
     [
@@ -57,16 +57,20 @@ warm = ["{MODULE}"]
     indirect=True,
 )
 def test_ranks_are_forked_at_each_start_and_are_told_to_end(
-    lab: Lab, runtime: str, runtime_of: Callable[[str], list[str]]
+    lab: Lab, runtime: str, runtime_of: Callable[[str], list[str]], shape: str
 ) -> None:
-    """A rank is killed, all start again, and `kit cancel` reaches them: once, by its name, and nothing is left."""
+    """A rank is killed, all start again in their step, and `kit cancel` reaches them: once, by its name, and nothing is left."""
     lab.write(JOB, PROGRAM)
-    run = lab.submit(*runtime_of(runtime))
+    run = lab.submit(*runtime_of(runtime), "--set", f"shape={shape}")
     lab.wait(lambda: len(list(run.glob("up-?-1"))) == 4, run)
     for start in (0, 1):
         for rank in range(4):
             warm, argv, _ = json.loads((run / f"up-{rank}-{start}").read_text())
             assert (warm, argv[1:]) == (True, ["a b"]), log(run)
+    steps = lab.slurm("squeue", "--steps", "--noheader", "--format=%j %i").split()
+    assert "kit-warm" in steps, steps
+    assert all(f"rank {rank} is forked again, restart 1" in log(run) for rank in range(4)), log(run)
+    assert (run / "state/failures-0").exists(), "the first start's record of failures stays"
     lab.kit("cancel", run.name)
     lab.wait_end(run)
     assert sorted(path.name for path in run.glob("saved-*-1")) == [f"saved-{rank}-1" for rank in range(4)], log(run)

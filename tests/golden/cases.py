@@ -51,6 +51,11 @@ CASES = (
             "checkpoint.memory_every=10",
         ),
     ),
+    Case(
+        name="local-warm-torchrun",
+        cluster="local",
+        overrides=('retry.warm=["torch"]', "retry.keep=true", "retry.in_allocation=3"),
+    ),
     Case(name="local-pyxis", cluster="local", pyxis=True),
     Case(name="local-bare", cluster="local", containers=False),
     Case(

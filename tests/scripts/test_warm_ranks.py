@@ -7,11 +7,11 @@ import subprocess
 from pathlib import Path
 
 from kit import shell
-from tests.scripts.batch_lab import LIB, BatchLab
+from tests.scripts.batch_lab import BatchLab
 from tests.scripts.test_worker import JOB, TASK, run_folder
 from tests.warm import came
 
-SOURCE = f"source {LIB}/warm_ranks.sh\nKIT_MASTER_PORT=20000\n"
+SOURCE = "KIT_MASTER_PORT=20000\n"
 SRUN = 'while [[ "$1" == --* ]]; do shift; done; echo "$KIT_WARM_SERVER" >>"${0%/*}/served"; exec "$@"'
 
 PROGRAM = """
@@ -35,7 +35,7 @@ def test_the_step_starts_once_and_the_next_starts_use_it(tmp_path: Path) -> None
         warm_ranks::start; echo "wait ${KIT_WARM_WAIT}"
         warm_ranks::start; echo "wait ${KIT_WARM_WAIT}"
         until [[ -e "${0%/*}/programs/served" ]]; do sleep 0.05; done
-        kill "${steps_pid[kit-warm]}"; wait"""
+        kill "${steps_pid[kit-warm]}"; wait "${steps_pid[kit-warm]}" """
     said = lab.bash(SOURCE + script)
     assert [line for line in said if line.startswith("wait ")] == ["wait 30", "wait 2"], said
     calls = lab.calls("srun")
@@ -47,7 +47,7 @@ def test_the_step_starts_once_and_the_next_starts_use_it(tmp_path: Path) -> None
 def test_a_step_that_has_ended_is_said_and_no_rank_looks_for_it(tmp_path: Path) -> None:
     lab = BatchLab(tmp_path)
     script = """KIT_WARM_ARGV=(srun --job-name=kit-warm true)
-        warm_ranks::start; wait
+        warm_ranks::start; wait "${steps_pid[kit-warm]}"
         warm_ranks::start; echo "wait ${KIT_WARM_WAIT}" """
     said = lab.bash(SOURCE + script)
     assert said[-1] == "wait 0"

@@ -1,4 +1,8 @@
-"""warm_ranks.py and warm_client.py: a forked rank is, in all that a program can ask, the rank of a plain start."""
+"""A forked rank is, in all that a program can ask, the rank of a plain start.
+
+warm_ranks.py and warm_client.py; warm_request.py (what is refused), warm_imports.py, warm_child.py (environment, files, limits) and
+warm_program.py (how a program runs and ends).
+"""
 
 from __future__ import annotations
 

@@ -347,7 +347,10 @@ train() {
         failure_watch::stop
         stall_watch::stop
         hot_pages::stop
-        retry::again "${code}" || return "${code}"
+        if ! retry::again "${code}"; then
+            warm_ranks::release
+            return "${code}"
+        fi
     done
 }
 
@@ -416,6 +419,7 @@ KIT_FILE
 # The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=''
 readonly KIT_SHAPE=torchrun
+readonly KIT_AS_TORCHRUN=0
 readonly KIT_RENDEZVOUS=static
 readonly KIT_NNODES=4
 readonly KIT_RANKS_PER_NODE=8
@@ -448,6 +452,7 @@ source "${KIT_OWN_DIR}/image-env.sh"
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
+    [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
@@ -470,6 +475,7 @@ main() {
     case "${KIT_SHAPE}" in
         srun)
             rank_variables::from_slurm
+            ((!KIT_AS_TORCHRUN)) || rank_variables::as_torchrun
             exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)
@@ -652,6 +658,7 @@ exit_codes = [
 no_progress = 3
 spares = 0
 warm = []
+keep = false
 
 [step]
 mpi = "none"
@@ -916,6 +923,8 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/kit_keep.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/kit_memory.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_memory_files.py <<'KIT_FILE'
@@ -980,11 +989,21 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/trust.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/warm_child.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/warm_client.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_held.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_imports.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_program.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/warm_ranks.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/warm_ranks.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_request.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/workspace.sh <<'KIT_FILE'
 KIT_FILE

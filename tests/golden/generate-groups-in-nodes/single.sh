@@ -447,7 +447,10 @@ train() {
         failure_watch::stop
         stall_watch::stop
         hot_pages::stop
-        retry::again "${code}" || return "${code}"
+        if ! retry::again "${code}"; then
+            warm_ranks::release
+            return "${code}"
+        fi
     done
 }
 
@@ -514,6 +517,7 @@ KIT_FILE
 # The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=roles/lighthouse
 readonly KIT_SHAPE=srun
+readonly KIT_AS_TORCHRUN=0
 readonly KIT_RENDEZVOUS=static
 readonly KIT_NNODES=1
 readonly KIT_RANKS_PER_NODE=1
@@ -546,6 +550,7 @@ source "${KIT_OWN_DIR}/image-env.sh"
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
+    [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
@@ -568,6 +573,7 @@ main() {
     case "${KIT_SHAPE}" in
         srun)
             rank_variables::from_slurm
+            ((!KIT_AS_TORCHRUN)) || rank_variables::as_torchrun
             exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)
@@ -664,6 +670,7 @@ KIT_FILE
 # The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=roles/replica-0
 readonly KIT_SHAPE=torchrun
+readonly KIT_AS_TORCHRUN=0
 readonly KIT_RENDEZVOUS=static
 readonly KIT_NNODES=1
 readonly KIT_RANKS_PER_NODE=4
@@ -696,6 +703,7 @@ source "${KIT_OWN_DIR}/image-env.sh"
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
+    [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
@@ -718,6 +726,7 @@ main() {
     case "${KIT_SHAPE}" in
         srun)
             rank_variables::from_slurm
+            ((!KIT_AS_TORCHRUN)) || rank_variables::as_torchrun
             exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)
@@ -888,6 +897,7 @@ exit_codes = [
 no_progress = 3
 spares = 0
 warm = []
+keep = false
 
 [step]
 mpi = "none"
@@ -1143,6 +1153,8 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/kit_keep.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/kit_memory.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_memory_files.py <<'KIT_FILE'
@@ -1207,11 +1219,21 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/trust.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/warm_child.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/warm_client.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_held.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_imports.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_program.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/warm_ranks.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/warm_ranks.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_request.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/workspace.sh <<'KIT_FILE'
 KIT_FILE

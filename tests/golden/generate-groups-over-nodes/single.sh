@@ -453,7 +453,10 @@ train() {
         failure_watch::stop
         stall_watch::stop
         hot_pages::stop
-        retry::again "${code}" || return "${code}"
+        if ! retry::again "${code}"; then
+            warm_ranks::release
+            return "${code}"
+        fi
     done
 }
 
@@ -520,6 +523,7 @@ KIT_FILE
 # The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=roles/lighthouse
 readonly KIT_SHAPE=srun
+readonly KIT_AS_TORCHRUN=0
 readonly KIT_RENDEZVOUS=static
 readonly KIT_NNODES=1
 readonly KIT_RANKS_PER_NODE=1
@@ -552,6 +556,7 @@ source "${KIT_OWN_DIR}/image-env.sh"
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
+    [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
@@ -574,6 +579,7 @@ main() {
     case "${KIT_SHAPE}" in
         srun)
             rank_variables::from_slurm
+            ((!KIT_AS_TORCHRUN)) || rank_variables::as_torchrun
             exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)
@@ -670,6 +676,7 @@ KIT_FILE
 # The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=roles/replica-0
 readonly KIT_SHAPE=torchrun
+readonly KIT_AS_TORCHRUN=0
 readonly KIT_RENDEZVOUS=static
 readonly KIT_NNODES=2
 readonly KIT_RANKS_PER_NODE=8
@@ -702,6 +709,7 @@ source "${KIT_OWN_DIR}/image-env.sh"
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
+    [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
@@ -724,6 +732,7 @@ main() {
     case "${KIT_SHAPE}" in
         srun)
             rank_variables::from_slurm
+            ((!KIT_AS_TORCHRUN)) || rank_variables::as_torchrun
             exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)
@@ -814,6 +823,7 @@ KIT_FILE
 # The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=roles/replica-1
 readonly KIT_SHAPE=torchrun
+readonly KIT_AS_TORCHRUN=0
 readonly KIT_RENDEZVOUS=static
 readonly KIT_NNODES=2
 readonly KIT_RANKS_PER_NODE=8
@@ -846,6 +856,7 @@ source "${KIT_OWN_DIR}/image-env.sh"
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
+    [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
@@ -868,6 +879,7 @@ main() {
     case "${KIT_SHAPE}" in
         srun)
             rank_variables::from_slurm
+            ((!KIT_AS_TORCHRUN)) || rank_variables::as_torchrun
             exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)
@@ -1040,6 +1052,7 @@ exit_codes = [
 no_progress = 3
 spares = 0
 warm = []
+keep = false
 
 [step]
 mpi = "none"
@@ -1295,6 +1308,8 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/kit_keep.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/kit_memory.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_memory_files.py <<'KIT_FILE'
@@ -1359,11 +1374,21 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/trust.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/warm_child.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/warm_client.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_held.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_imports.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_program.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/warm_ranks.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/warm_ranks.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/warm_request.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/workspace.sh <<'KIT_FILE'
 KIT_FILE

@@ -5,6 +5,7 @@
 # The folder of this role's files in the run folder. A plain job has one role, whose files are in the run folder itself.
 readonly KIT_FOLDER=''
 readonly KIT_SHAPE=torchrun
+readonly KIT_AS_TORCHRUN=0
 readonly KIT_RENDEZVOUS=static
 readonly KIT_NNODES=8
 readonly KIT_RANKS_PER_NODE=2
@@ -37,6 +38,7 @@ source "${KIT_OWN_DIR}/image-env.sh"
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 
 main() {
+    [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
     export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
@@ -59,6 +61,7 @@ main() {
     case "${KIT_SHAPE}" in
         srun)
             rank_variables::from_slurm
+            ((!KIT_AS_TORCHRUN)) || rank_variables::as_torchrun
             exec "${KIT_RUN_DIR}/bin/rank.sh"
             ;;
         torchrun)

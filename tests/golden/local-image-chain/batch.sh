@@ -327,7 +327,10 @@ train() {
         failure_watch::stop
         stall_watch::stop
         hot_pages::stop
-        retry::again "${code}" || return "${code}"
+        if ! retry::again "${code}"; then
+            warm_ranks::release
+            return "${code}"
+        fi
     done
 }
 

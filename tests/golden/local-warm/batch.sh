@@ -142,7 +142,7 @@ readonly -a KIT_WARM_ARGV=(
     --kill-on-bad-exit=0
     --wait=0
     --no-kill
-    --output=/shared/runs/digits-1/logs/warm.log
+    --error=/shared/runs/digits-1/logs/warm.log
     --open-mode=append
     /shared/runs/digits-1/bin/bubblewrap.sh
     --image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
@@ -164,6 +164,7 @@ readonly -a KIT_WARM_ARGV=(
     /kit/run/bin/unignore.sh
     /kit/run/worker.sh
 )
+readonly KIT_WARM_RANKS=4
 readonly -a KIT_MEMORY_ARGV=(
     srun
     --job-name=kit-memory
@@ -360,7 +361,10 @@ train() {
         failure_watch::stop
         stall_watch::stop
         hot_pages::stop
-        retry::again "${code}" || return "${code}"
+        if ! retry::again "${code}"; then
+            warm_ranks::release
+            return "${code}"
+        fi
     done
 }
 

@@ -1,0 +1,294 @@
+"""Orders of the batch script for the ranks of a warm process, and reports to it: see warm_ranks.sh.
+
+Orders come as lines on standard input, which srun copies to the warm processes of all nodes. Words are separated by tabs. START is
+the number of an attempt.
+
+    stop START                       end its ranks; with `[retry] keep`, those that wait for it live on
+    again START NAME=VALUE…          start the same ranks again, with these variables
+    release START                    let the ranks' steps see how they ended
+
+Reports go to standard output, which srun brings to the batch script: `kit-warm WORD START NUMBER`.
+
+    forked START RANK                a rank runs
+    ended START RANK                 a rank ended by itself, and its step does not know yet
+    done START RANK                  a rank ended, and its step knows
+    stopped START COUNT              after `stop`: no rank of this node runs; so many can start again
+"""
+
+import os
+import signal
+import socket
+import time
+
+# Seconds in which a rank that lives on must have left what it did, and for which an ended rank waits for an order.
+_LEAVE_S, _HOLD_S = 5.0, 60.0
+
+
+class Rank:
+    """A rank of this node: its client's connection, None once the client is gone, and what its program is started from.
+
+    passed: signals that the client passed on, with their times. end: a word and a number once the program has ended. link: to
+    kit_keep in the program, with `[retry] keep`.
+    """
+
+    def __init__(self, connection, request):
+        self.connection = connection
+        self.request = request
+        self.passed = []
+        self.pid = 0
+        self._first = self.start
+        self.end = None
+        self.ended_at = 0.0
+        self.stopped = False
+        self.link = None
+        # Of kit_keep: whether the program can live on, since when it is asked to, and whether it waits.
+        self.keeps, self.asked_at, self.waits = False, 0.0, False
+
+    @property
+    def start(self):
+        """The number of its attempt."""
+        return self.request["env"].get("KIT_ATTEMPT", "")
+
+    @property
+    def is_again(self):
+        """Whether its program has been started again in the same step."""
+        return self.start != self._first
+
+    @property
+    def number(self):
+        """Its rank."""
+        return self.request["env"].get("RANK", "-")
+
+    @property
+    def code(self):
+        """Its exit code, as a shell reports it."""
+        word, number = self.end
+        return number + 128 if word == "killed" else number
+
+    def tell(self, text):
+        """Send a line to the client. Whether the client is gone is seen by reading."""
+        try:
+            if self.connection is not None:
+                self.connection.sendall(f"{text}\n".encode())
+        except OSError:
+            return
+
+    def change(self, changes):
+        """The variables of the next start."""
+        env = self.request["env"]
+        before = env.get("KIT_FAILURES", "")
+        env.update(changes)
+        if before and "TORCHELASTIC_ERROR_FILE" in env:
+            env["TORCHELASTIC_ERROR_FILE"] = env["TORCHELASTIC_ERROR_FILE"].replace(before, env["KIT_FAILURES"])
+        if "KIT_MASTER_ADDR" in changes:
+            env.update(MASTER_ADDR=changes["KIT_MASTER_ADDR"], MASTER_PORT=changes["KIT_MASTER_PORT"])
+        # kit_rank counts from here the time of the rank's start.
+        env["KIT_WORKER_BEGAN"] = f"{time.time():.6f}"
+        self.end, self.stopped, self.asked_at, self.waits = None, False, 0.0, False
+
+    def record(self):
+        """Record a failure at its time, as lib/failures.sh does. rank.sh keeps this record."""
+        env = self.request["env"]
+        folder = f"{env.get('KIT_RUN_DIR', '')}/state/{env.get('KIT_FAILURES', '')}"
+        node = env.get("SLURMD_NODENAME") or socket.gethostname()
+        try:
+            with open(f"{folder}/rank-{self.number}.{self.code}", "x", encoding="utf-8") as file:  # noqa: PTH123
+                file.write(f"{time.time():.6f} {self.number} {self.code} {node} {env.get('KIT_ROLE', '')}\n")
+        except OSError:
+            # A full disk. rank.sh tries it again.
+            return
+
+
+class Held:
+    """The ranks whose end their step does not know yet, so that they can start again in it.
+
+    ranks: those that run, by their process. forget: called for a rank whose step knows its end.
+    """
+
+    def __init__(self, ranks, forget):
+        self._ranks, self._forget = ranks, forget
+        self._ended = []
+        self._stopping = None
+        self._released = set()
+        self._text = b""
+        self._reports = None
+        self.orders = None
+        if os.environ.get("KIT_WARM_ORDERS"):
+            self.orders, self._reports = os.dup(0), os.dup(1)
+            os.dup2(2, 1)
+            null = os.open(os.devnull, os.O_RDONLY)
+            os.dup2(null, 0)
+            os.close(null)
+            os.set_blocking(self.orders, False)
+
+    def __bool__(self):
+        return bool(self._ended)
+
+    @property
+    def files(self):
+        """Open files that no rank must have."""
+        return [] if self.orders is None else [self.orders, self._reports]
+
+    def pause(self):
+        """Seconds until something is due; None where nothing is."""
+        asked = [rank.asked_at + _LEAVE_S for rank in self._ranks.values() if rank.asked_at and not rank.waits]
+        due = asked + [rank.ended_at + _HOLD_S for rank in self._ended]
+        return max(0.0, min(due) - time.monotonic()) if due else None
+
+    def forked(self, rank):
+        """A rank runs."""
+        self._report("forked", rank.start, rank.number)
+
+    def ended(self, rank, *, signalled):
+        """A rank has ended. signalled: the ranks were told to end, so that this is no failure."""
+        once = signalled or rank.start in self._released or rank.request["env"].get("KIT_WARM_ONCE")
+        well = rank.end == ("exit", 0) and not rank.stopped
+        if once or well or self.orders is None or rank.connection is None:
+            self._end(rank)
+            return
+        rank.ended_at = time.monotonic()
+        self._ended.append(rank)
+        if not rank.stopped:
+            rank.record()
+            self._report("ended", rank.start, rank.number)
+
+    def settle(self):
+        """Kill what did not leave in time, and tell once that no rank runs any more."""
+        now = time.monotonic()
+        for pid, rank in self._ranks.items():
+            if rank.asked_at and not rank.waits and now - rank.asked_at > _LEAVE_S:
+                _kill(pid)
+        if any(now - rank.ended_at > _HOLD_S for rank in self._ended):
+            self.release()
+        if self._stopping is None or any(not rank.waits for rank in self._of(self._stopping)):
+            return
+        kept = [*self._of(self._stopping), *(rank for rank in self._ended if rank.start == self._stopping)]
+        self._report("stopped", self._stopping, len(kept))
+        self._stopping = None
+
+    def read(self):
+        """Read orders. Returns the ranks to start again; None once the batch script is gone."""
+        try:
+            more = os.read(self.orders, 65536)
+        except BlockingIOError:
+            return []
+        except OSError:
+            more = b""
+        if not more:
+            return None
+        *lines, self._text = (self._text + more).split(b"\n")
+        return [rank for line in lines for rank in self._order(*line.decode().split("\t"))]
+
+    def release(self):
+        """Let the steps see all ends. Ranks that live on are killed."""
+        self._released |= {rank.start for rank in self._ended}
+        for pid, rank in self._ranks.items():
+            if rank.asked_at:
+                self._released.add(rank.start)
+                _kill(pid)
+        ended, self._ended = self._ended, []
+        for rank in ended:
+            self._end(rank)
+
+    def hear(self, rank):
+        """kit_keep in a rank says what it can do."""
+        try:
+            text = rank.link.recv(256).decode()
+        except OSError:
+            text = ""
+        if not text:
+            rank.link.close()
+            rank.link, rank.keeps = None, False
+            return False
+        rank.keeps = text in ("ready", "waits")
+        rank.waits = text == "waits"
+        return True
+
+    def hear_client(self, pid):
+        """The client of an ended rank passes on a signal, or is gone: there will be no other start."""
+        for rank in [one for one in self._ended if one.pid == pid]:
+            try:
+                text = rank.connection.recv(4096)
+            except OSError:
+                text = b""
+            if text:
+                self.release()
+            else:
+                self._ended.remove(rank)
+                self._end(rank)
+
+    def _order(self, word, start, *changes):
+        if word == "stop":
+            self._stopping = start
+            for pid, rank in self._ranks.items():
+                if rank.start == start:
+                    self._stop(pid, rank)
+            self.settle()
+        elif word == "release":
+            self._released.add(start)
+            self.release()
+        elif word == "again":
+            return self._again(start, dict(pair.split("=", 1) for pair in changes))
+        return []
+
+    def _stop(self, pid, rank):
+        rank.stopped = True
+        if rank.keeps and _sent(rank.link, "leave"):
+            rank.asked_at = time.monotonic()
+        else:
+            _kill(pid)
+
+    def _again(self, start, changes):
+        ended = [rank for rank in self._ended if rank.start == start]
+        self._ended = [rank for rank in self._ended if rank.start != start]
+        for rank in self._of(start):
+            rank.change(changes)
+            text = "\n".join(f"{name}={value}" for name, value in rank.request["env"].items() if name in _KEPT)
+            if _sent(rank.link, f"go\n{text}"):
+                self.forked(rank)
+            else:
+                _kill(rank.pid)
+        for rank in ended:
+            rank.change(changes)
+        return ended
+
+    def _of(self, start):
+        return [rank for rank in self._ranks.values() if rank.start == start]
+
+    def _end(self, rank):
+        word, number = rank.end
+        rank.tell(f"{word} {number}")
+        self._report("done", rank.start, rank.number)
+        for fd in rank.request["fds"]:
+            os.close(fd)
+        rank.request["fds"] = []
+        self._forget(rank)
+
+    def _report(self, *words):
+        if self._reports is not None:
+            try:
+                os.write(self._reports, f"kit-warm {' '.join(map(str, words))}\n".encode())
+            except OSError:
+                return
+
+
+# Variables that differ between two starts, which a program that lives on gets.
+_KEPT = frozenset(
+    {"MASTER_ADDR", "MASTER_PORT", "KIT_MASTER_ADDR", "KIT_MASTER_PORT", "KIT_RESTART_COUNT", "KIT_ATTEMPT"}
+    | {"KIT_FAILURES", "KIT_WORKER_BEGAN", "TORCHELASTIC_ERROR_FILE"}
+)
+
+
+def _kill(pid):
+    try:
+        os.kill(pid, signal.SIGKILL)
+    except OSError:
+        return
+
+
+def _sent(link, text):
+    try:
+        link.sendall(text.encode())
+    except (OSError, AttributeError):
+        return False
+    return True

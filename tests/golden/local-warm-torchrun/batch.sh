@@ -1,0 +1,388 @@
+#!/bin/bash
+#SBATCH --job-name=digits
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=2
+#SBATCH --cpus-per-task=2
+#SBATCH --time=00:30:00
+#SBATCH --gpus-per-node=2
+#SBATCH --output=/shared/runs/digits-1/logs/batch.log
+#SBATCH --open-mode=append
+#SBATCH --signal=B:USR1@120
+#SBATCH --no-requeue
+# 2 nodes x 2 ranks = world size 4; start shape torchrun: 2 tasks a node.
+# CPUs: 4 per node, the share of 2 of 4 GPUs in 8 CPUs; 2 per task, 2 per rank.
+# shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
+
+readonly KIT_RUN_DIR=/shared/runs/digits-1
+readonly KIT_SNAPSHOT=''
+readonly KIT_TREE=''
+readonly KIT_JOB_NAME=digits
+readonly -a KIT_IMAGES=(
+    /home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    sha256:c0ffee0000000000000000000000000000000000000000000000000000000000
+)
+readonly KIT_RUNTIME=bubblewrap
+readonly KIT_PYXIS_UNPACKS=''
+readonly KIT_NODES=2
+readonly KIT_WORLD='world size 4'
+readonly KIT_DEBUG_DEFAULT=0
+readonly KIT_HEARTBEAT=120
+readonly KIT_LEAD=120
+readonly KIT_GRACE=120
+readonly KIT_MASTER_PORT_BASE=20000
+readonly KIT_RETRY_IN_ALLOCATION=3
+readonly KIT_RETRY_REQUEUE=0
+readonly KIT_NO_PROGRESS=3
+readonly KIT_REQUEUE_CAPPED=0
+readonly -a KIT_RETRY_CODES=(
+    134
+    135
+    137
+    139
+)
+readonly KIT_PREFLIGHT_TIMEOUT=60
+readonly KIT_UNPACK_TIMEOUT=1800
+readonly KIT_PREFLIGHT_ON_FAILURE=fail
+readonly KIT_ALL_REDUCE_TIMEOUT=0
+readonly KIT_STALL=auto
+readonly KIT_ON_STALL=end
+readonly KIT_PATIENCE=600
+readonly KIT_AVOID_DIR=/shared/runs/.avoid
+readonly -a KIT_INHERIT=()
+readonly KIT_OUTLIVES=0
+readonly KIT_STEPS=1
+readonly -A KIT_STEP_0=(
+    [name]=train
+    [folder]=''
+    [variable]=TRAIN
+    [policy]=main
+    [first]=0
+    [nodes]=2
+    [ranks]=4
+    [after]=''
+    [ports]=''
+    [ready]=''
+    [ready_timeout]=0
+    [health]=''
+    [restart]=0
+    [least]=1
+)
+readonly -a KIT_STEP_0_ENV=()
+readonly -a KIT_STEP_0_ARGV=(
+    srun
+    --job-name=train
+    --nodes=2
+    --ntasks=4
+    --ntasks-per-node=2
+    --cpus-per-task=2
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=1
+    --wait=0
+    --output=/shared/runs/digits-1/logs/task-%t.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/bubblewrap.sh
+    --image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    --workdir=/workspace
+    --remap-root
+    --mount
+    /shared/runs/digits-1
+    /kit/run
+    rw
+    --mount
+    /home/ada/project/examples/ddp
+    /workspace
+    rw
+    --mount
+    /tmp/kit-ada
+    /kit/cache
+    rw
+    --
+    /kit/run/bin/unignore.sh
+    /kit/run/worker.sh
+)
+readonly -a KIT_SIGNAL_ARGV=(
+    srun
+    --job-name=kit-signal
+    --overlap
+    --mem=0
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/dev/null
+    --open-mode=append
+    /shared/runs/digits-1/bin/signal.sh
+)
+readonly -a KIT_EVIDENCE_ARGV=(
+    srun
+    --job-name=kit-evidence
+    --overlap
+    --mem=0
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    /shared/runs/digits-1/bin/evidence.sh
+)
+readonly -a KIT_WARM_ARGV=(
+    srun
+    --job-name=kit-warm
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=4
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=0
+    --wait=0
+    --no-kill
+    --error=/shared/runs/digits-1/logs/warm.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/bubblewrap.sh
+    --image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    --workdir=/workspace
+    --remap-root
+    --mount
+    /shared/runs/digits-1
+    /kit/run
+    rw
+    --mount
+    /home/ada/project/examples/ddp
+    /workspace
+    rw
+    --mount
+    /tmp/kit-ada
+    /kit/cache
+    rw
+    --
+    /kit/run/bin/unignore.sh
+    /kit/run/worker.sh
+)
+readonly KIT_WARM_RANKS=4
+readonly -a KIT_MONITOR_ARGV=(
+    srun
+    --job-name=kit-monitor
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/monitor/monitor.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/gpu-monitor.sh
+    /shared/runs/digits-1/monitor
+    pumt
+    DT
+    15
+)
+readonly -a KIT_PREFLIGHT_ARGV=(
+    srun
+    --job-name=kit-preflight
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/preflight.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/preflight.sh
+    run=/shared/runs/digits-1
+    cache=/tmp/kit-ada
+    free_kb=1000000
+    shm_kb=0
+    nofile=1024
+    memlock=any
+    skew=5
+    gpus=2
+    userns=1
+    image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    size=4096
+    sha256=c0ffee0000000000000000000000000000000000000000000000000000000000
+    source=/home/ada/project/examples/ddp
+    --
+    /shared/runs/digits-1/bin/bubblewrap.sh
+    --image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    --workdir=/workspace
+    --remap-root
+    --mount
+    /shared/runs/digits-1
+    /kit/run
+    rw
+    --mount
+    /home/ada/project/examples/ddp
+    /workspace
+    rw
+    --mount
+    /tmp/kit-ada
+    /kit/cache
+    rw
+    --
+    /kit/run/bin/unignore.sh
+    /kit/run/bin/probe.sh
+    python3
+    image-env.sh
+)
+readonly -a KIT_PROBE_ARGV=()
+readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_ONCE_ARGV=()
+readonly -a KIT_CONTAINER_ARGV=()
+
+# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.
+# Below this line nothing is generated.
+set -uo pipefail
+
+source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/environment.sh"
+source "${KIT_RUN_DIR}/lib/output_links.sh"
+source "${KIT_RUN_DIR}/lib/debug.sh"
+source "${KIT_RUN_DIR}/lib/slurm.sh"
+source "${KIT_RUN_DIR}/lib/nodes.sh"
+source "${KIT_RUN_DIR}/lib/events.sh"
+source "${KIT_RUN_DIR}/lib/notices.sh"
+source "${KIT_RUN_DIR}/lib/workspace.sh"
+source "${KIT_RUN_DIR}/lib/heartbeat.sh"
+source "${KIT_RUN_DIR}/lib/container_names.sh"
+source "${KIT_RUN_DIR}/lib/steps.sh"
+source "${KIT_RUN_DIR}/lib/failures.sh"
+source "${KIT_RUN_DIR}/lib/failure_watch.sh"
+source "${KIT_RUN_DIR}/lib/stall_watch.sh"
+source "${KIT_RUN_DIR}/lib/trust.sh"
+source "${KIT_RUN_DIR}/lib/hot_pages.sh"
+source "${KIT_RUN_DIR}/lib/image_chain.sh"
+source "${KIT_RUN_DIR}/lib/node_checks.sh"
+source "${KIT_RUN_DIR}/lib/retry.sh"
+source "${KIT_RUN_DIR}/lib/endpoints.sh"
+source "${KIT_RUN_DIR}/lib/role_policy.sh"
+source "${KIT_RUN_DIR}/lib/roles.sh"
+source "${KIT_RUN_DIR}/lib/signals.sh"
+source "${KIT_RUN_DIR}/lib/once.sh"
+source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
+source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
+source "${KIT_RUN_DIR}/lib/task_logs.sh"
+source "${KIT_RUN_DIR}/lib/reports.sh"
+
+# shellcheck disable=SC2317 # called by the EXIT trap
+finish() {
+    local code=$? what=end
+    trap - EXIT
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
+    [[ "${BASHPID}" == "$$" ]] || exit "${code}"
+    trap '' TERM USR1 USR2 INT HUP QUIT
+    failure_watch::stop
+    stall_watch::stop
+    hot_pages::stop
+    signals::ask_again
+    if retry::wants_requeue "${code}"; then
+        what=requeue
+    elif retry::look; retry::slurm_requeued; then
+        what=requeued
+    elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
+        what=requeue
+    elif ((code == 0)) && retry::preempted; then
+        retry::doubt_end
+        code="${retry_doubted_code}"
+    fi
+    [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
+    # Do this first: after a TERM, Slurm kills this script within seconds.
+    [[ "${what}" != end ]] || retry::record_end "${code}"
+    steps::end_all
+    image_chain::end
+    # On this node the collector may have been killed after the last rank looked for it.
+    reports::remove_unused
+    memory_checkpoints::remove_unused
+    stall_watch::end_evidence
+    heartbeat::stop
+    failures::release_space
+    task_logs::merge
+    case "${what}" in
+        requeue)
+            if ! retry::requeue "${code}"; then
+                retry::record_end "${code}"
+                retry::end "${code}"
+            fi
+            ;;
+        requeued)
+            log::info "exit code ${code}; Slurm has put the job back into the queue"
+            events::record requeue exit_code "${code}"
+            ;;
+        end)
+            retry::end "${code}"
+            notices::tell_last
+            ;;
+    esac
+    # After the TERM of `kit cancel`, which spares the containers (signal.sh), this tells Slurm that the job was cancelled.
+    if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
+        slurm::ask scancel "${environment_job}" 2>/dev/null
+    fi
+    exit "${code}"
+}
+
+train() {
+    local -i code
+    while true; do
+        retry::begin_attempt || return 1
+        warm_ranks::start
+        memory_checkpoints::start
+        failure_watch::start
+        stall_watch::start
+        hot_pages::start
+        roles::run
+        code=$?
+        failure_watch::stop
+        stall_watch::stop
+        hot_pages::stop
+        if ! retry::again "${code}"; then
+            warm_ranks::release
+            return "${code}"
+        fi
+    done
+}
+
+main() {
+    # Other users must not change the kit's files. The ranks get the user's own umask back. srun would take the submitter's.
+    KIT_UMASK="$(umask)"
+    export KIT_UMASK
+    umask g-w,o-w
+    unset SLURM_UMASK
+    environment::require_allocation
+    output_links::link
+    trap finish EXIT
+    environment::scrub "${KIT_INHERIT[@]}"
+    # Pyxis gives Enroot this PATH, by which it finds `squashfuse`.
+    [[ "${KIT_RUNTIME}" != pyxis ]] || export PATH="${KIT_RUN_DIR}/bin/fuse:${PATH}"
+    debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
+    signals::trap
+
+    nodes::list || exit 1
+    events::record start nodes "${SLURM_JOB_NODELIST}"
+    # The nodes check themselves while this script does the rest.
+    node_checks::start_early
+    workspace::prepare || exit 1
+    nodes::resolve || exit 1
+    nodes::banner
+    notices::tell
+    failures::reserve_space
+    node_checks::image || exit "${node_checks_failed_code}"
+    node_checks::stage || exit $?
+    container_names::begin
+    node_checks::nodes || exit $?
+    # The node checks may queue the job again. After them, limit how often Slurm itself does.
+    retry::cap_slurm
+
+    heartbeat::start "${KIT_HEARTBEAT}"
+    node_checks::all_reduce || exit $?
+    once::run || exit $?
+    train
+    exit $?
+}
+
+main "$@"

@@ -1,0 +1,18 @@
+# The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
+# shellcheck shell=bash disable=SC2034,SC2054
+KIT_PROGRAM=(
+    python3
+    /kit/run/code/train.py
+    --epochs
+    12
+)
+KIT_PROGRAM_ENV=(
+    TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+    OMP_NUM_THREADS=1
+)
+# Modules that one process of each node imports, from which its ranks are forked.
+KIT_WARM=(
+    torch
+)
+# A rank that can lives on when another one dies.
+KIT_KEEP=1

@@ -1,0 +1,151 @@
+"""warm_held.py: failed ranks start again in the step that they have, or their step sees how they ended."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.warm import TIMEOUT_S, Warm, came
+
+# Ranks of start 0 wait, or end as the file `end-RANK` says; those of later starts say what they have and end.
+PROGRAM = """
+import os, pathlib, sys, time
+start, rank = os.environ["KIT_RESTART_COUNT"], os.environ["RANK"]
+print(start, os.environ["MASTER_PORT"], os.environ.get("TORCHELASTIC_ERROR_FILE", "-"), flush=True)
+pathlib.Path(f"up-{rank}-{start}").write_text(str(os.getpid()))
+if start != "0":
+    sys.exit(0)
+while not (end := pathlib.Path(f"end-{rank}")).exists():
+    time.sleep(0.01)
+os.kill(os.getpid(), 9) if end.read_text() == "kill" else os._exit(int(end.read_text()))
+"""
+FAILURES = "failures-0/train-0"
+CHANGES = (
+    "KIT_MASTER_ADDR=n2",
+    "KIT_MASTER_PORT=7001",
+    "KIT_RESTART_COUNT=1",
+    "KIT_ATTEMPT=1",
+    "KIT_FAILURES=failures-1/train-1",
+)
+
+
+@pytest.fixture
+def warm(tmp_path: Path) -> Iterator[Warm]:
+    made = Warm(tmp_path)
+    (tmp_path / "state" / FAILURES).mkdir(parents=True)
+    made.env |= {"KIT_RESTART_COUNT": "0", "KIT_ATTEMPT": "0", "KIT_RUN_DIR": str(tmp_path), "KIT_FAILURES": FAILURES}
+    made.env |= {"MASTER_PORT": "7000", "TORCHELASTIC_ERROR_FILE": f"{tmp_path}/state/{FAILURES}/error.json"}
+    made.write(PROGRAM)
+    made.serve("json", orders=True)
+    yield made
+    if made.process is not None:
+        made.process.kill()
+        made.process.wait()
+        for stream in (made.process.stdin, made.process.stdout):
+            assert stream is not None
+            stream.close()
+
+
+def two(warm: Warm, **env: str) -> list[subprocess.Popen[str]]:
+    """Two ranks that run."""
+    ranks = [warm.start("p.py", out=f"out-{rank}", RANK=str(rank), **env) for rank in range(2)]
+    assert sorted(warm.report() for _ in ranks) == [["forked", "0", "0"], ["forked", "0", "1"]]
+    came(lambda: len(list(warm.folder.glob("up-?-0"))) == 2)
+    return ranks
+
+
+def end(warm: Warm, rank: int, how: str) -> None:
+    """Have a rank end: by KILL, or with a code."""
+    (warm.folder / "end.new").write_text(how)
+    (warm.folder / "end.new").rename(warm.folder / f"end-{rank}")
+
+
+def test_all_ranks_start_again_with_the_same_clients(warm: Warm) -> None:
+    ranks = two(warm)
+    end(warm, 1, "kill")
+    assert warm.report() == ["ended", "0", "1"]
+    record = (warm.folder / "state" / FAILURES / "rank-1.137").read_text().split()
+    assert record[1:3] == ["1", "137"], "at its own time, not when its step knows"
+    warm.order("stop", "0")
+    assert warm.report() == ["stopped", "0", "2"]
+    assert [rank.poll() for rank in ranks] == [None, None], "their tasks live"
+    assert not list((warm.folder / "state" / FAILURES).glob("rank-0.*")), "the kit ended it"
+    warm.order("again", "0", *CHANGES)
+    said = sorted(warm.report() for _ in range(4))
+    assert said == [["done", "1", "0"], ["done", "1", "1"], ["forked", "1", "0"], ["forked", "1", "1"]]
+    assert [rank.wait(TIMEOUT_S) for rank in ranks] == [0, 0]
+    file = f"{warm.folder}/state/failures-1/train-1/error.json"
+    for rank in range(2):
+        first, second = (warm.folder / f"out-{rank}").read_text().splitlines()
+        assert (first.split()[:2], second.split()) == (["0", "7000"], ["1", "7001", file])
+
+
+def test_released_ranks_end_as_they_did(warm: Warm) -> None:
+    first, last = two(warm)
+    end(warm, 1, "7")
+    assert warm.report() == ["ended", "0", "1"]
+    warm.order("stop", "0")
+    assert warm.report() == ["stopped", "0", "2"]
+    warm.order("release", "0")
+    assert (first.wait(TIMEOUT_S), last.wait(TIMEOUT_S)) == (-signal.SIGKILL, 7)
+
+
+def test_without_a_stop_a_release_lets_the_others_run(warm: Warm) -> None:
+    """The batch script has no use for a start in the same step: the step sees the end, as without orders."""
+    first, last = two(warm)
+    end(warm, 1, "7")
+    assert warm.report() == ["ended", "0", "1"]
+    warm.order("release", "0")
+    assert warm.report() == ["done", "0", "1"]
+    assert (first.poll(), last.wait(TIMEOUT_S)) == (None, 7)
+    end(warm, 0, "kill")
+    assert warm.report() == ["done", "0", "0"], "and of this start nothing more is held"
+    assert first.wait(TIMEOUT_S) == -signal.SIGKILL
+
+
+@pytest.mark.parametrize("how", ["well", "told", "once"])
+def test_an_end_that_is_no_failure_is_not_held(warm: Warm, how: str) -> None:
+    """A rank that ends well, ranks that were told to end, and one whose arguments change with each start."""
+    caught = signal.signal(signal.SIGUSR1, lambda *_: None)
+    try:
+        ranks = two(warm, **({"KIT_WARM_ONCE": "1"} if how == "once" else {}))
+        if how == "told":
+            assert warm.process is not None
+            warm.process.send_signal(signal.SIGUSR1)
+        end(warm, 1, "0" if how == "well" else "7")
+        assert warm.report() == ["done", "0", "1"]
+        assert ranks[1].wait(TIMEOUT_S) == (0 if how == "well" else 7)
+    finally:
+        signal.signal(signal.SIGUSR1, caught)
+    for rank in ranks:
+        rank.kill()
+        rank.wait()
+
+
+def test_a_held_rank_whose_step_is_killed_is_forgotten(warm: Warm) -> None:
+    first, last = two(warm)
+    end(warm, 1, "kill")
+    assert warm.report() == ["ended", "0", "1"]
+    last.kill()
+    last.wait()
+    assert warm.report() == ["done", "0", "1"]
+    first.kill()
+    first.wait()
+    assert warm.report() == ["done", "0", "0"]
+    pid = int((warm.folder / "up-0-0").read_text())
+    came(lambda: not Path(f"/proc/{pid}").exists())
+
+
+def test_no_rank_has_the_files_of_the_warm_process(warm: Warm) -> None:
+    warm.write(
+        "import os\nopen_ = [fd for fd in os.listdir('/proc/self/fd') if os.path.exists(f'/proc/self/fd/{fd}')]\n"
+        "print([fd for fd in open_ if int(fd) > 2])",
+        "p2.py",
+    )
+    two(warm)
+    rank = warm.start("p2.py", RANK="2")
+    assert (rank.wait(TIMEOUT_S), (warm.folder / "out").read_text()) == (0, "[]\n")
