@@ -7,11 +7,12 @@ Works with any Python from 3.8.
 """
 
 STORE = "the image store"
-# Seconds over which a rate is measured, and during which the first node reads before another node tries whether it is faster.
-WINDOW_S, TRIAL_S = 4.0, 6.0
+# Seconds over which a rate is measured.
+WINDOW_S = 4.0
 # A trial is worth its cost if the rest takes this long.
 _LONG_S = 20.0
-# A node is slow at less than this part of what others have reached.
+_MOST_TRIALS = 2
+# A node is slow at less than this part of what its source gets.
 _SLOW = 0.5
 
 
@@ -35,8 +36,7 @@ class Chain:
         self._order = []
         self._by_name = {}
         self._failures = {}
-        self._fastest = {}
-        self._tried = False
+        self._trials = 0
 
     @property
     def members(self):
@@ -100,13 +100,11 @@ class Chain:
         """Measure, and pass by one node that holds the others back. Returns (its name, why), or None."""
         for member in self._order:
             self._measure(member, now)
-        trial = self._try_another_reader(now)
-        if trial is not None:
-            return trial
         for member in self._order:
-            if self._holds_back(member):
-                return self._pass_by(member, now)
-        return None
+            giver = self.find(member.source)
+            if giver is not None and self._holds_back(member, giver):
+                return self._pass_by(member, giver, now)
+        return self._try_another(now)
 
     def _measure(self, member, now):
         """Update a node's rate, in blocks a second, once in a window."""
@@ -115,44 +113,47 @@ class Chain:
         elif now - member.since >= WINDOW_S:
             member.rate = (member.have - member.had) / (now - member.since)
             member.since, member.had = now, member.have
-            kind = STORE if member.source == STORE else "node"
-            self._fastest[kind] = max(self._fastest.get(kind, 0.0), member.rate)
 
-    def _holds_back(self, member):
-        """Whether others wait for this node although its own source has more for it."""
-        if member.rate is None or not any(one.source == member.name and not self.complete(one) for one in self._order):
+    def _holds_back(self, member, giver):
+        """Whether others wait for this node, which takes less than its source gets. All may be slow at times, so rates of the same
+        time are compared.
+        """
+        if member.rate is None or giver.rate is None or not self._awaited(member):
             return False
-        if member.source == STORE:
-            return member.rate < _SLOW * self._fastest.get(STORE, 0.0)
-        giver = self.find(member.source)
-        ahead = giver is not None and giver.have - member.have > max(8, self.blocks // 50)
-        return ahead and member.rate < _SLOW * max(self._fastest.values(), default=0.0)
+        return giver.have - member.have > max(8, self.blocks // 50) and member.rate < _SLOW * giver.rate
 
-    def _pass_by(self, member, now):
+    def _awaited(self, member):
+        return any(one.source == member.name and not self.complete(one) for one in self._order)
+
+    def _pass_by(self, member, giver, now):
         """Silence a slow node; or its source, if another node was slow there, too."""
-        giver = self.find(member.source)
-        before = next((one for one in self._order if one.slow_at == member.source and one is not member), None)
-        if giver is not None and before is not None:
+        before = next((one for one in self._order if one.slow_at == giver.name and one is not member), None)
+        if before is not None:
             before.sends, before.slow_at = True, None
             self._silence(giver, now)
             self._to_end(before, now)
             return giver.name, "it sends slowly"
-        member.slow_at = member.source
-        rate = member.rate
+        member.slow_at = giver.name
+        why = f"it takes {member.rate:.1f} blocks a second, and {giver.name}, its source, {giver.rate:.1f}"
         self._silence(member, now)
-        return member.name, f"it takes {rate:.1f} blocks a second, others {max(self._fastest.values()):.1f}"
+        return member.name, why
 
-    def _try_another_reader(self, now):
-        """Let the second node read the store, once, if that takes long: the first node may be slow, or the store itself."""
-        first = next((one for one in self._order if one.source == STORE), None)
-        if first is None or first.rate is None or self._tried:
+    def _try_another(self, now):
+        """The first node has nobody to be compared with. If the rest takes long, another one tries, once; then another source."""
+        first = next((one for one in self._order if one.rate is not None), None)
+        if first is None or self._trials == _MOST_TRIALS or not self._awaited(first):
             return None
-        others = [one for one in self._order if one.sends and one is not first and not self.complete(one)]
-        if not others or (self.blocks - first.have) < _LONG_S * first.rate:
+        giver = self.find(first.source)
+        if (giver is not None and not self.complete(giver)) or self.blocks - first.have < _LONG_S * first.rate:
             return None
-        self._tried = True
-        self._to_end(first, now)
-        return first.name, "another node tries whether it reads the store faster"
+        self._trials += 1
+        if self._trials == 1:
+            self._to_end(first, now)
+            return first.name, "another node tries whether it is faster"
+        if giver is None:
+            return None
+        self._silence(giver, now)
+        return giver.name, "another source may be faster"
 
     def _silence(self, member, now):
         member.sends = False

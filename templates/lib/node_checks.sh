@@ -47,13 +47,25 @@ node_checks::stage() {
         steps::set_env "KIT_IMAGE_CHAIN=${image_chain_meeting}"
     fi
     KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-stage "${KIT_STAGE_ARGV[@]}"
-    steps::wait kit-stage
+    node_checks::await_stage
     code=$?
     image_chain::end
     image_chain::record
     ((code)) || return 0
     [[ -z "${signals_got}" ]] || return 143
     node_checks::judge_stage "${folder}"
+}
+
+# Waits for the step, and returns its code. After a signal, it is ended with TERM first: it then removes what it has not finished.
+node_checks::await_stage() {
+    until steps::ended kit-stage; do
+        if [[ -n "${signals_got}" ]]; then
+            steps::end 50 kit-stage
+            return 143
+        fi
+        steps::pause kit-stage
+    done
+    return "${steps_code}"
 }
 
 # node_checks::judge_stage FOLDER: names the nodes that could not get the image. Spare nodes take their place.

@@ -489,29 +489,35 @@ def test_a_slow_node_in_the_middle_is_passed_by() -> None:
         made.progress("c", 10 * second, float(second))
     name, why = made.judge(5.0)
     assert name == "b"
-    assert "10.0 blocks a second, others 100.0" in why
+    assert "it takes 10.0 blocks a second, and a, its source, 100.0" in why
     assert made.sources() == {"a": image_chain.STORE, "c": "a", "b": "c"}
     assert made.judge(5.5) is None
 
 
+def test_when_all_become_slower_nobody_is_passed_by() -> None:
+    """A busy machine, or a file server: rates of another time say nothing."""
+    made = chain("a", "b", "c", "d", blocks=1700)
+    done = 0
+    for second in range(1, 41):
+        done += 100 if second < 10 else 40
+        for late, name in enumerate("abcd"):
+            made.progress(name, max(0, done - 5 * late), float(second))
+        assert made.judge(float(second)) is None
+    assert made.sources() == {"a": image_chain.STORE, "b": "a", "c": "b", "d": "c"}
+
+
 def test_a_source_at_which_two_are_slow_is_the_slow_one() -> None:
-    """a has the image, and sends slowly. d shows what the others can do."""
-    made = chain("d", "e", blocks=1000)
+    made = chain("a", "b", "c", "d")
     for second in range(1, 6):
-        made.progress("d", 100 * second, float(second))
-        made.progress("e", 100 * second, float(second))
-    assert made.judge(5.0) is None
-    made.join("a", 1000, 5.0)
+        for name in "abcd":
+            made.progress(name, (100 if name == "a" else 10) * second, float(second))
+    assert made.judge(5.0)[0] == "b"
     for second in range(6, 11):
-        made.progress("d", 500 + 10 * (second - 5), float(second))
-        made.progress("e", 500 + 10 * (second - 5), float(second))
-    assert made.judge(10.0)[0] == "d"
-    for second in range(11, 16):
-        made.progress("e", 550 + 10 * (second - 10), float(second))
-        made.progress("d", 550 + 10 * (second - 10), float(second))
-    assert made.sources() == {"a": None, "e": "a", "d": "e"}
-    assert made.judge(15.0) == ("a", "it sends slowly")
-    assert made.sources() == {"e": image_chain.STORE, "d": "e", "a": None}
+        for name in "abcd":
+            made.progress(name, (90 if name == "a" else 10) * second, float(second))
+    assert made.sources() == {"a": image_chain.STORE, "c": "a", "d": "c", "b": "d"}
+    assert made.judge(10.0) == ("a", "it sends slowly")
+    assert made.sources() == {"c": image_chain.STORE, "d": "c", "b": "d", "a": "b"}
 
 
 def test_another_node_tries_whether_it_reads_the_store_faster() -> None:
@@ -527,6 +533,18 @@ def test_another_node_tries_whether_it_reads_the_store_faster() -> None:
             made.progress(name, 50 + 10 * (second - 5), float(second))
         assert made.judge(float(second)) is None
     assert made.sources()["b"] == image_chain.STORE
+
+
+def test_another_source_is_tried_where_a_node_with_the_image_sends_slowly() -> None:
+    made = chain("b", "c")
+    made.join("a", 1000, 0.0)
+    passed = []
+    for second in range(1, 12):
+        for name in "bc":
+            made.progress(name, 10 * second, float(second))
+        passed.append(made.judge(float(second)))
+    assert [one[0] for one in passed if one] == ["b", "a"]
+    assert made.sources() == {"c": image_chain.STORE, "b": "c", "a": None}
 
 
 def test_a_list_of_another_image_or_a_cut_one_is_not_used(tmp_path: Path) -> None:

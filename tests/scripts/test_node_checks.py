@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 
 from kit import shell
+from tests.scripts.batch_lab import BatchLab
 from tests.support import REPO
 
 LIB = REPO / "templates" / "lib"
@@ -99,3 +100,76 @@ def test_a_node_that_slurm_never_reaches_fails_the_preflight(tmp_path: Path) -> 
     assert said[-1] == "code 72"
     assert "preflight failed on n1" in "\n".join(said)
     assert (tmp_path / "bin" / "starts").read_text().count("preflight.sh") == 3
+
+
+def staged(folder: Path, step: str, *, nodes: int = 3) -> list[str]:
+    """What node_checks::stage says of a step that runs this, with `folder` for the nodes' reports, on three nodes and a spare."""
+    lab = BatchLab(folder)
+    lab.command("srun", f"folder={lab.run_dir}/state/stage\n{step}")
+    script = 'nodes::learn_addresses; node_checks::stage; echo "code $? ${KIT_NODE_NAMES}"'
+    return lab.bash(f"KIT_NODES={nodes} KIT_STAGE_ARGV=(srun stage.sh)\n{script}")
+
+
+def test_a_node_that_did_not_get_the_image_is_named_with_its_reason(tmp_path: Path) -> None:
+    said = staged(tmp_path, 'echo "its 9 MB do not fit" >"${folder}/n2.failed"; exit 1', nodes=4)
+    assert said[-1] == "code 72 n1 n2 n3"
+    assert said[-2].endswith("error: the image was not staged on n2; no rank was started")
+    assert said[-3] == "  | n2: image not staged: its 9 MB do not fit"
+
+
+def test_a_spare_takes_the_place_of_a_node_without_the_image(tmp_path: Path) -> None:
+    said = staged(tmp_path, 'echo full >"${folder}/n2.failed"; exit 1')
+    assert said[-1] == "code 0 n1 n3 n4"
+    assert any("continuing with the spare nodes" in line for line in said)
+
+
+def test_a_stage_step_that_gives_no_reason_starts_no_rank(tmp_path: Path) -> None:
+    said = staged(tmp_path, "exit 1")
+    assert said[-1] == "code 72 n1 n2 n3"
+    assert said[-2].endswith("error: the image was not staged on every node; no rank was started")
+
+
+def test_reasons_of_an_earlier_start_do_not_count(tmp_path: Path) -> None:
+    (tmp_path / "run" / "state" / "stage").mkdir(parents=True)
+    (tmp_path / "run" / "state" / "stage" / "n2.failed").write_text("full\n")
+    lab = BatchLab.__new__(BatchLab)
+    lab.programs, lab.run_dir = tmp_path / "programs", tmp_path / "run"
+    lab.programs.mkdir()
+    lab.command("srun", "exit 0")
+    assert lab.bash('KIT_STAGE_ARGV=(srun stage.sh)\nnode_checks::stage; echo "code $?"')[-1] == "code 0"
+
+
+def test_a_signal_ends_the_stage_step_with_term(tmp_path: Path) -> None:
+    """It removes a copy that is not complete. KILL came first, and left it."""
+    lab = BatchLab(tmp_path)
+    lab.command(
+        "srun", 'trap \'echo TERM >"${0%/*}/got"; exit 143\' TERM; touch "${0%/*}/up"; while :; do sleep 0.05; done'
+    )
+    lab.command("squeue", 'case "$*" in *--steps*) echo "7.0 kit-stage" ;; esac')
+    lab.command(
+        "scancel", 'pkill -TERM -P "${PPID}" -f "srun stage.sh"; case "$*" in *KILL*) echo KILL >>"${0%/*}/got" ;; esac'
+    )
+    said = lab.bash(
+        f"""KIT_STAGE_ARGV=(srun stage.sh)
+        trap 'signals_got=TERM' USR1
+        ( until [[ -e {lab.programs}/up ]]; do sleep 0.05; done; kill -USR1 $$ ) &
+        node_checks::stage; echo "code $?" """
+    )
+    assert said[-1] == "code 143", said
+    assert (lab.programs / "got").read_text() == "TERM\n"
+
+
+def test_the_coordinator_that_cannot_start_leaves_every_node_to_the_store(tmp_path: Path) -> None:
+    lab = BatchLab(tmp_path)
+    lab.command("python3", "exit 1")
+    said = lab.bash(
+        'image_chain::begin 127.0.0.1 2 /store/a.sqsh abc; echo "[${image_chain_meeting}] ${image_chain_pid}"'
+    )
+    assert said[-1] == "[] 0"
+    assert "no python3 of 3.8 or newer on this node: every node copies the image from the store" in said[-2]
+    lab.command("python3", 'case "$*" in *-c*) exit 0 ;; *) exit 1 ;; esac')
+    said = lab.bash(
+        'image_chain::begin 127.0.0.1 2 /store/a.sqsh abc; echo "[${image_chain_meeting}] ${image_chain_pid}"'
+    )
+    assert said[-1] == "[] 0"
+    assert "the nodes cannot meet: every node copies the image from the store" in said[-2]
