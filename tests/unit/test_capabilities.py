@@ -6,9 +6,10 @@ import ast
 import re
 from functools import cache
 
+from kit.cli.groups import PLACES
 from tests.support import REPO
 
-ROWS = {"S0": 40, "S1": 27, "S2": 40, "S3": 21, "S4": 35, "L": 10, "H": 18, "W": 2, "D": 6, "T": 13}
+ROWS = {"S0": 40, "S1": 27, "S2": 40, "S3": 21, "S4": 35, "L": 10, "H": 18, "W": 2, "D": 6, "T": 13, "C": 9}
 TEXT = (REPO / "tests" / "capabilities.md").read_text(encoding="utf-8")
 TOP = "clusters|containers|docs|examples|kit|launchers|mounts|tables|templates|tests"
 # NAME stands for any name: clusters/NAME.toml.
@@ -17,7 +18,7 @@ PATH = re.compile(rf"(?<![\w/.<])(?:{TOP})/[\w./-]*\w(?:::\w+)?")
 
 def lines() -> list[list[str]]:
     """The cells of each line of the tables."""
-    rows = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if re.match(r"\| (S\d|[LHDTW]\.)", line)]
+    rows = [line.strip("| ").split(" | ") for line in TEXT.splitlines() if re.match(r"\| (S\d|[LHDTWC]\.)", line)]
     assert all(len(row) == 4 for row in rows), [row for row in rows if len(row) != 4]
     return rows
 
@@ -40,6 +41,12 @@ def there(word: str) -> bool:
 def test_every_number_once() -> None:
     found = [row[0] for row in lines() if "." in row[0]]
     assert found == [f"{block}.{n}" for block, last in ROWS.items() for n in range(1, last + 1)]
+
+
+def test_every_command_and_launcher_has_a_row() -> None:
+    launchers = {path.parent.name for path in REPO.glob("launchers/*/launcher.toml")}
+    missing = {name for name in {*PLACES, *launchers} if not re.search(rf"\b{name}\b", TEXT)}
+    assert missing == set()
 
 
 def test_every_row_is_shown_or_says_what_is_missing() -> None:
