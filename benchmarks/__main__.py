@@ -6,7 +6,7 @@ import importlib
 import sys
 from pathlib import Path
 
-_BY_NAME = {"forecast", "recovery", "two_clusters", "when"}
+_BY_NAME = {"forecast", "two_clusters", "when"}
 
 
 def main() -> int:

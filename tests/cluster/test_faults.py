@@ -33,6 +33,8 @@ PROGRAM = Path(__file__).with_name("faulty.py").read_text(encoding="utf-8")
 # The runtimes that mount images by FUSE, whose daemons Slurm's own signals end.
 FUSE = ("pyxis", "enroot")
 QUICK = "[preflight]\nfree_disk_gb = 0\n"
+# KIT_FAULTS_WARM=1 forks the ranks of every fault from a warm process, here and in tests/soak.py.
+WARM = ("--set", 'retry.warm=["json"]') if os.environ.get("KIT_FAULTS_WARM") else ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -326,7 +328,7 @@ def start(lab: Lab, fault: Fault, options: list[str], tmp_path: Path) -> Path:
         path = tmp_path / tool
         path.write_text(f"#!/bin/bash\n{script.format(marker=marker) if 'marker' in script else script}\n")
         path.chmod(0o755)
-    run = lab.submit(*options, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    run = lab.submit(*options, *WARM, env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     wait_up(lab, run) if fault.ranks_start else lab.wait(marker.exists, run)
     return run
 

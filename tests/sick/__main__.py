@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
 import statistics
 import sys
@@ -75,6 +76,8 @@ def run(ward: Ward, fault: Sick, shape: str, runtime: str) -> Cell:
     job = f'script = "program.py"\nargs = {args}\nmounts = [{mount}]\n'
     # torchft is in this image alone.
     job += 'image = "frameworks-cpu"\n' if fault.groups else f'shape = "{shape}"\n'
+    # As in tests/cluster/test_faults.py.
+    job += '[retry]\nwarm = ["json"]\n' if os.environ.get("KIT_FAULTS_WARM") and not fault.groups else ""
     job += f'[resources]\nnodes = {NODES}\nranks_per_node = 2\n[container]\nruntime = "{runtime}"\n[preflight]\nfree_disk_gb = 0\n'
     program = (GROUPS if fault.groups else PROGRAM).read_text(encoding="utf-8")
     lab.write(job, program, launcher="diloco" if fault.groups else "ddp")
