@@ -22,7 +22,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lib import checkpoint, data, loop, memory, metrics, model, options, ranks, reports, resume, stop
+from lib import (
+    checkpoint,
+    data,
+    host_copy,
+    loop,
+    memory,
+    metrics,
+    model,
+    options,
+    ranks,
+    reports,
+    resume,
+    stop,
+    whole_file,
+)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
@@ -140,8 +154,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         checkpoint.set_rng_state(found.state["rng"])
         resume.say(log, None, position["step"])
     elif resume_from:
-        # To host memory: on the GPU the loaded copy would need memory next to the model.
-        state = torch.load(resume_from / "state.pt", map_location="cpu", weights_only=True)
+        state = whole_file.load(resume_from / "state.pt", world)
         for name, part in parts.items():
             part.load_state_dict(state[name])
         position = state["at"]
@@ -154,18 +167,19 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         log.record("resumed", line, step=position["step"], path=str(resume_from))
 
     def save(*, last: bool = False) -> None:
-        def start(folder: Path) -> checkpoint.Finish | None:
+        def start(folder: Path) -> checkpoint.Finish:
             # Every rank sends its random state and its losses. Rank 0 writes them with the model, which all ranks have.
-            of_ranks = {
-                "rng": checkpoint.gathered(checkpoint.rng_state(), world),
-                "losses": checkpoint.gathered(losses.item(), world),
-            }
-            if not world.is_main_process:
-                return None
-            state = whole() | of_ranks
-            # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
-            kept = checkpoints.copy(state) if args.checkpoint_async and not last else state
-            return lambda: torch.save(kept, folder / "state.pt")
+            mine = checkpoint.rng_state(), losses.item()
+            state = whole() if world.is_main_process else {}
+            # A batch norm's statistics are not among these: the next forward pass writes them.
+            kept = checkpoints.kept(state, host_copy.written_by_step(net, optimizer))
+
+            def finish() -> None:
+                rng, sums = zip(*checkpoints.gathered(mine), strict=True)  # a collective: on all ranks
+                if world.is_main_process:
+                    checkpoints.write(kept() | {"rng": list(rng), "losses": list(sums)}, folder / "state.pt")
+
+            return finish
 
         checkpoints.save(position["step"], start, last=last)
 

@@ -13,7 +13,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lib import checkpoint, data, huggingface, loop, memory, metrics, model, options, ranks, resume, stop, text
+from lib import (
+    checkpoint,
+    data,
+    host_copy,
+    huggingface,
+    loop,
+    memory,
+    metrics,
+    model,
+    options,
+    ranks,
+    resume,
+    stop,
+    text,
+    whole_file,
+)
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
@@ -97,8 +112,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         checkpoint.set_rng_state(found.state["rng"])
         resume.say(log, None, position["step"])
     elif resume_from:
-        # To host memory: on the GPU the loaded copy would need memory next to the model.
-        state = torch.load(resume_from / "state.pt", map_location="cpu", weights_only=True)
+        state = whole_file.load(resume_from / "state.pt", world)
         for name, part in parts.items():
             part.load_state_dict(state[name])
         position = state["at"]
@@ -106,19 +120,21 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         resume.say(log, resume_from, position["step"])
 
     def save(*, last: bool = False) -> None:
-        def start(folder: Path) -> checkpoint.Finish | None:
-            # A collective: each rank's random state comes to rank 0, so all ranks must call it.
-            rng = checkpoint.gathered(checkpoint.rng_state(), world)
-            checkpoint.write_model(folder, world, net.described())
-            if not world.is_main_process:
-                return None
-            state = whole() | {"rng": rng}
-            # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
-            kept = checkpoints.copy(state) if args.checkpoint_async and not last else state
-            return lambda: torch.save(kept, folder / "state.pt")
+        def start(folder: Path) -> checkpoint.Finish:
+            # Every rank has the whole state: rank 0 writes it, with the random state of each rank.
+            mine = checkpoint.rng_state()
+            state = whole() if world.is_main_process else {}
+            kept = checkpoints.kept(state, host_copy.written_by_step(net, optimizer))
+
+            def finish() -> None:
+                rng = checkpoints.gathered(mine)  # a collective: on all ranks
+                checkpoint.write_model(folder, world, net.described())
+                if world.is_main_process:
+                    checkpoints.write(kept() | {"rng": rng}, folder / "state.pt")
+
+            return finish
 
         checkpoints.save(position["step"], start, last=last)
-        log.saved(position["step"], checkpoints)
 
     # ---- train ----
 

@@ -100,9 +100,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     }
     told = resume.told("deepspeed/train.py", args, without=["ds_config"], data=corpus.told, **more)
     checkpoints, resume_from = resume.begun(args, world, told, log, equal=["zero"])
-    later = Later(engine.checkpoint_engine) if args.checkpoint_async else None
-    if later:
-        engine.checkpoint_engine = later
+    engine.checkpoint_engine = later = Later(engine.checkpoint_engine)
     position = {"step": 0, "samples": 0}  # optimizer steps, and sequences over all ranks
     if resume_from:
         written_by = checkpoint.marker(resume_from)["world_size"]
@@ -119,15 +117,19 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         resume.say(log, resume_from, position["step"])
 
     def save(*, last: bool = False) -> None:
-        def start(folder: Path) -> checkpoint.Finish | None:
+        def start(folder: Path) -> checkpoint.Finish:
             # All ranks call this, because each holds a part of the state. `latest` is the kit's own pointer, not DeepSpeed's.
-            engine.save_checkpoint(str(folder), tag=TAG, save_latest=False)
-            checkpoint.write_rank(folder, world, checkpoint.rank_state(world, position))
-            checkpoint.write_model(folder, world, net.described())
-            return later.writes(checkpoints.copy) if later else None
+            write = later.taken(engine, folder, TAG, checkpoints)
+            mine = checkpoint.rank_state(world, position)
+
+            def finish() -> None:
+                write()
+                checkpoints.write_rank(folder, mine)
+                checkpoint.write_model(folder, world, net.described())
+
+            return finish
 
         checkpoints.save(position["step"], start, last=last)
-        log.saved(position["step"], checkpoints)
 
     # ---- train ----
 
@@ -159,6 +161,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             # used.
             loss = engine(tokens, targets)
             engine.backward(loss)  # scales the loss by the accumulation steps
+            if engine.is_gradient_accumulation_boundary():
+                checkpoints.settle()  # the last save may still copy what the step writes
             engine.step()  # updates after the last micro-step
             losses += loss.detach() / accumulate
         # The norm before clipping. The engine knows it only after the update.

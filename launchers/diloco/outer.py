@@ -15,11 +15,13 @@ meets again with the same pseudo-gradient, so a peer's death costs time, not ste
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.distributed as dist
+from lib import host_copy
 from lib.ranks import Ranks
 from quantise import Average
 from quorum import Answer, Failed, Members, Seat
@@ -174,12 +176,23 @@ class DiLoCo:
         self._in_flight = None
 
     def save(self) -> Record:
-        """The content of a checkpoint: more than give(), so that this group continues exactly here. Called by all ranks."""
+        """This rank's part of a checkpoint: more than give(), so that this group continues exactly here. See gathered()."""
         own = {name: local(parameter).detach() for name, parameter in self._net.named_parameters()}
-        residuals = {
-            number: self.globals.whole(number, kept) for number, kept in sorted(self._average.residuals.items())
-        }
+        residuals = dict(sorted(self._average.residuals.items()))
         return self.give() | {"own": own, "residuals": residuals, "fragments": self.settings.fragments}
+
+    def gathered(self, saved: Record, group: dist.ProcessGroup) -> Record:
+        """A checkpoint's content, of what save() returned on each rank. Called by all ranks of the process group."""
+        return saved | {
+            "residuals": {
+                number: self.globals.whole(number, part, group) for number, part in saved["residuals"].items()
+            }
+        }
+
+    def written_by_steps(self) -> Iterator[torch.Tensor]:
+        """The tensors of save() that only inner steps and outer steps write."""
+        yield from host_copy.written_by_step(self._net, *self._inner, self.globals.optimizer)
+        yield from self._average.residuals.values()
 
     @torch.no_grad()
     def load(self, state: Record, *, own: bool) -> None:

@@ -10,9 +10,8 @@ Read here: REPLICA_GROUP_ID and NUM_REPLICA_GROUPS. RANK, WORLD_SIZE and MASTER_
 import dataclasses
 import json
 import os
-import zlib
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch.distributed as dist
 from lib import checkpoint
@@ -56,16 +55,13 @@ def agreed(value: Any, world: Ranks) -> Any:
 def newest(folder: Path, group: Group, world: Ranks, saves: checkpoint.Checkpoints) -> Path | None:
     """The checkpoint to start from: a sound one of the latest outer step. Of equal ones, this group's own."""
     best = saves.newest()
-    if world.is_main_process:
-        reached = _outer_step(best) if best else -1
-        others = [path for path in folder.glob("replica-*/step-*") if path.parent.name != group.folder]
-        for path in sorted(others, key=_outer_step, reverse=True):
-            if _outer_step(path) <= reached:
-                break
-            if _sound(path):
-                best = path
-                break
-    return agreed(best, world)
+    reached = _outer_step(best) if best and world.is_main_process else -1
+    others = [path for path in folder.glob("replica-*/step-*") if path.parent.name != group.folder]
+    further = {path: step for path in others if (step := _outer_step(path)) > reached} if world.is_main_process else {}
+    for path in agreed(sorted(further, key=lambda path: further[path], reverse=True), world):
+        if saves.fault(path) is None:
+            return cast("Path", path)
+    return best
 
 
 def _outer_step(folder: Path) -> int:
@@ -85,18 +81,3 @@ def furthest(folder: Path) -> dict[str, Any] | None:
         except (OSError, ValueError):
             continue  # being replaced, or damaged: use another group's
     return max(found, key=lambda at: at["outer"], default=None)
-
-
-def _sound(folder: Path) -> bool:
-    """Whether all files of another group's checkpoint match complete.json. Its group may remove it at any time."""
-    try:
-        for name, (size, crc) in checkpoint.marker(folder)["files"].items():
-            found, length = 0, 0
-            with (folder / name).open("rb") as file:
-                while block := file.read(1 << 22):
-                    found, length = zlib.crc32(block, found), length + len(block)
-            if (length, found) != (size, crc):
-                return False
-    except (OSError, ValueError, KeyError):
-        return False
-    return True

@@ -89,13 +89,13 @@ class Globals:
         padded = nn.functional.pad(flat, (0, -len(flat) % self._world.ddp_world_size))
         return padded.chunk(self._world.ddp_world_size)[self._world.ddp_rank]
 
-    def whole(self, fragment: int, part: torch.Tensor) -> torch.Tensor:
-        """The opposite of part(), in host memory, the same for any number of ranks. Called by all ranks of the group."""
+    def whole(self, fragment: int, part: torch.Tensor, group: dist.ProcessGroup) -> torch.Tensor:
+        """The opposite of part(), in host memory, the same for any number of ranks. Called by all ranks of the process group."""
         if self._sharded or self._world.ddp_world_size == 1:
             return part
         mine = part.cpu()
         parts = [torch.empty_like(mine) for _ in range(self._world.ddp_world_size)]
-        dist.all_gather(parts, mine, group=self._world.control)
+        dist.all_gather(parts, mine, group=group)
         return torch.cat(parts)[: sum(self.values[name].numel() for name in self.fragments[fragment])]
 
     @torch.no_grad()

@@ -21,7 +21,21 @@ import muon
 import replica_group
 import torch
 import torch.distributed as dist
-from lib import checkpoint, data, huggingface, loop, metrics, model, options, ranks, reports, resume, stop, text
+from lib import (
+    checkpoint,
+    data,
+    huggingface,
+    loop,
+    metrics,
+    model,
+    options,
+    ranks,
+    reports,
+    resume,
+    stop,
+    text,
+    whole_file,
+)
 from outer import DiLoCo, Record, Settings, ended
 from quorum import Seat
 from torch import nn
@@ -200,22 +214,25 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     # ---- resume ----
 
     told = resume.told("diloco/train.py", args, without=OF_THE_RUN, data=corpus.told)
-    checkpoints = checkpoint.Checkpoints(
-        args.checkpoint_dir / group.folder, world, told, keep=args.checkpoint_keep, background=args.checkpoint_async
-    )
+    how = {"keep": args.checkpoint_keep, "background": args.checkpoint_async, "saved": log.saved}
+    checkpoints = checkpoint.Checkpoints(args.checkpoint_dir / group.folder, world, told, **how)
 
     def restore(resume_from: Path) -> None:
         resume.check(resume_from, told, world, log, equal=["inner", "inside"])
         # A checkpoint of this group also has its local parameters. One of another group gives only what all groups
         # share.
         own = resume_from.parent.name == group.folder
-        path = resume_from / f"rank-{world.ddp_rank if args.inside == 'fsdp' else 0}.pt"
         ranks_then = checkpoint.marker(resume_from)["world_size"]
         if args.inside == "fsdp" and ranks_then != world.ddp_world_size:
             raise SystemExit(
                 f"{resume_from} was written by {ranks_then} ranks a group and cannot be read by {world.ddp_world_size}."
             )
-        diloco.load(torch.load(path, map_location="cpu", weights_only=True), own=own)
+        if args.inside == "fsdp":
+            path = resume_from / f"rank-{world.ddp_rank}.pt"
+            state = torch.load(path, map_location="cpu", weights_only=True)
+        else:
+            state = whole_file.load(resume_from / "rank-0.pt", world)
+        diloco.load(state, own=own)
         position = diloco.position
         log.record(
             "resumed",
@@ -225,18 +242,24 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         )
 
     def save(*, last: bool = False) -> None:
-        def start(target: Path) -> checkpoint.Finish | None:
-            checkpoint.write_model(target, world, net.described())
-            state = diloco.save()
-            if world.is_main_process:
-                (target / replica_group.AT).write_text(
-                    json.dumps(diloco.position | {"groups": group.count}) + "\n", encoding="utf-8"
-                )
-            elif args.inside == "ddp":
-                return None  # all ranks have the same state
-            # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
-            kept = checkpoints.copy(state) if args.checkpoint_async and not last else state
-            return lambda: torch.save(kept, target / f"rank-{world.ddp_rank}.pt")
+        def start(target: Path) -> checkpoint.Finish:
+            # Inside DDP all ranks have the same state, except for what is left to send of an average.
+            writes = world.is_main_process or args.inside == "fsdp"
+            state, position = diloco.save(), dict(diloco.position)
+            if not writes:
+                state = {"residuals": state["residuals"]}
+            kept = checkpoints.kept(state, diloco.written_by_steps())
+
+            def finish() -> None:
+                whole = diloco.gathered(kept(), checkpoints.group)  # a collective: on all ranks
+                checkpoint.write_model(target, world, net.described())
+                if world.is_main_process:
+                    reached = json.dumps(position | {"groups": group.count})
+                    (target / replica_group.AT).write_text(reached + "\n", encoding="utf-8")
+                if writes:
+                    checkpoints.write(whole, target / f"rank-{world.ddp_rank}.pt")
+
+            return finish
 
         with reports.progress.phase("save"):
             # The number must grow with every save. At the end several outer steps have the same inner step, hence
@@ -296,6 +319,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
 
     def met(others: Callable[[], Record | None]) -> Record | None:
         """The record of an average, if one was due. The wait for other groups is reported as `communicate`."""
+        checkpoints.settle()  # an outer step writes what a save may still copy
         with reports.progress.phase("communicate"):
             return others()
 

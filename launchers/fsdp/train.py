@@ -13,7 +13,21 @@ from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
-from lib import checkpoint, data, huggingface, loop, memory, metrics, model, options, ranks, resume, stop, text
+from lib import (
+    checkpoint,
+    data,
+    host_copy,
+    huggingface,
+    loop,
+    memory,
+    metrics,
+    model,
+    options,
+    ranks,
+    resume,
+    stop,
+    text,
+)
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.device_mesh import init_device_mesh
@@ -125,20 +139,22 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         resume.say(log, resume_from, position["step"])
 
     def save(*, last: bool = False) -> None:
-        def start(folder: Path) -> checkpoint.Finish | None:
-            weights, updates = get_state_dict(net, optimizer)
-            state = {"model": weights, "optimizer": updates}
-            # The position and this rank's random state are not sharded: each rank writes them to a small file.
-            checkpoint.write_rank(folder, world, checkpoint.rank_state(world, position))
-            checkpoint.write_model(folder, world, net.described())
-            # A thread writes the files. `result` waits for it, and raises its error.
-            if args.checkpoint_async and not last:
-                return dcp.async_save(state, checkpoint_id=folder, process_group=checkpoints.group).result
-            dcp.save(state, checkpoint_id=folder, process_group=checkpoints.group)
-            return None
+        def start(folder: Path) -> checkpoint.Finish:
+            weights, updates = get_state_dict(net, optimizer)  # this rank's shards
+            written_by_step = host_copy.written_by_step(net, optimizer)
+            kept = checkpoints.kept({"model": weights, "optimizer": updates}, written_by_step)
+            mine = checkpoint.rank_state(world, position)
+
+            def finish() -> None:
+                # All ranks plan together what goes where, on a group of their own.
+                writer = checkpoints.distributed_writer(folder)
+                dcp.save(kept(), storage_writer=writer, process_group=checkpoints.group)
+                checkpoints.write_rank(folder, mine)
+                checkpoint.write_model(folder, world, net.described())
+
+            return finish
 
         checkpoints.save(position["step"], start, last=last)
-        log.saved(position["step"], checkpoints)
 
     # ---- train ----
 

@@ -5,12 +5,12 @@
     <dir>/best             the name of the one with the smallest validation loss, where the program validates
     <dir>/.tmp-step-…      one that is being written; the next start removes what a killed run left
 
-A save has two halves. `start(folder)` runs on every rank in the training loop and takes the state (a copy, where the rest
-runs in the background). It returns a function that writes the files, on its own thread where `background` is on.
-Then all files are synced and listed in complete.json, and the folder is renamed. All ranks must see its storage.
+A save has two halves. `start(folder)` runs on every rank in the training loop, without a collective, and notes the state by kept().
+It returns a function that writes the files, on its own thread where `background` is on. The thread first copies the state into
+host memory (host_copy.py), while the next step computes its gradients; the optimizer waits until that is done. Then all files are
+synced and listed in complete.json, and the folder is renamed. All ranks must see its storage.
 """
 
-import copy
 import json
 import random
 import shutil
@@ -24,9 +24,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from . import checkpoint_files
 from .durable import sync
+from .host_copy import HostCopy
 from .ranks import Ranks
 
 MARKER, MODEL = "complete.json", "model.json"
@@ -37,9 +41,16 @@ class Checkpoints:
     """Saves into one folder, keeping the newest `keep` and the best. Every method is called by all ranks together."""
 
     def __init__(
-        self, folder: Path, world: Ranks, told: dict[str, Any], *, keep: int = 3, background: bool = False
+        self,
+        folder: Path,
+        world: Ranks,
+        told: dict[str, Any],
+        *,
+        keep: int = 3,
+        background: bool = False,
+        saved: Callable[[int, float], None] = lambda _step, _seconds: None,
     ) -> None:
-        """told: facts about the run for complete.json (from resume.told)."""
+        """told: facts about the run for complete.json (from resume.told). saved: gets each save's step and `took`."""
         self._folder, self._world, self._keep, self._background = folder, world, max(keep, 1), background
         self._told = told
         # A separate group: the background thread's collectives must not mix with those of the training loop.
@@ -49,8 +60,14 @@ class Checkpoints:
         self._last = -1
         self._best: tuple[str, float] | None = None  # the folder's name, its validation loss
         self._losses: dict[int, float] = {}  # of validations, by step
-        self._copy_buffer: Any = None
+        self._saved = saved
+        self._copy = HostCopy()
+        self._is_copying = False  # the save that is being started copies its state
+        self._settled = True  # no copy keeps the optimizer from its next step
+        self._sums: checkpoint_files.Sums = {}  # of this rank's files of the save under way
         self.took = 0.0
+        if background:
+            register_optimizer_step_pre_hook(lambda *_: self.settle())
         if world.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(".tmp-*"):
@@ -60,13 +77,26 @@ class Checkpoints:
     def save(self, step: int, start: Callable[[Path], Finish | None], *, last: bool = False) -> None:
         """Save the state that `start` takes as the checkpoint of `step` (once). With `last`, return only when it is on disk.
 
-        Sets `took`: the seconds for which this rank was kept from training.
+        Sets `took`: the seconds for which this rank was kept from training. settle() adds to it.
         """
         began = time.perf_counter()
         self.wait()
-        if step != self._last:
+        is_new = step != self._last
+        if is_new:
             self._save(step, start, background=self._background and not last)
         self.took = time.perf_counter() - began
+        if is_new and self._settled:
+            self._saved(step, self.took)
+
+    def settle(self) -> None:
+        """Return when the state that was saved last may be changed. An optimizer's step calls this by itself."""
+        if self._settled:
+            return
+        began = time.perf_counter()
+        self._copy.wait()
+        self._settled = True
+        self.took += time.perf_counter() - began
+        self._saved(self._last, self.took)
 
     def is_best(self, step: int, loss: float) -> bool:
         """Note the validation loss of a step for its checkpoint. True where it is the smallest so far: then save the step."""
@@ -76,13 +106,37 @@ class Checkpoints:
         self._best = (f"step-{step:08d}", loss)
         return True
 
-    def copy(self, state: Any) -> Any:
-        """A copy of a nested state in host memory, which training cannot change. The next copy reuses its tensors."""
-        self._copy_buffer = _copy(state, self._copy_buffer)
-        return self._copy_buffer
+    def kept(self, state: Any, later: Iterable[torch.Tensor]) -> Callable[[], Any]:
+        """For `start`: a function that returns a nested state as it is now, to be written. Called once a save.
+
+        In the background it is a copy in host memory. later: the tensors that only an optimizer's step writes, such as
+        host_copy.written_by_step(net, optimizer), or that settle() is called before a write of.
+        """
+        return self._copy.start(state, later) if self._is_copying else lambda: state
+
+    def write(self, state: Any, path: Path) -> None:
+        """torch.save, and note the file's size and crc32. For the function that `start` returns."""
+        self._sums[path] = checkpoint_files.save(state, path)
+
+    def write_rank(self, folder: Path, state: dict[str, Any]) -> None:
+        """Write what rank_state() returned."""
+        self.write(state, folder / f"rank-{self._world.ddp_rank}.pt")
+
+    def wrote(self, path: Path) -> None:
+        """Note a file that another library wrote on this rank: read it back for its size and crc32. Else any rank does."""
+        self._sums[path] = _summed(path)
+
+    def distributed_writer(self, folder: Path) -> FileSystemWriter:
+        """The writer with which torch.distributed.checkpoint saves into this checkpoint."""
+        return checkpoint_files.distributed_writer(folder, self._sums)
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The values of all ranks, for the function that `start` returns. It gathers before it does what may fail on one rank."""
+        return self._gather(value)
 
     def wait(self) -> None:
         """Wait for the save in the background, and raise its error."""
+        self.settle()
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -92,7 +146,7 @@ class Checkpoints:
         """The newest undamaged checkpoint. Each damaged one is renamed and named in a warning."""
         found = sorted(self._folder.glob("step-*"), reverse=True) if self._world.is_main_process else []
         for folder in self._broadcast(found):
-            fault = self._fault(folder)
+            fault = self.fault(folder)
             if fault is None:
                 self._last = int(folder.name[5:])
                 self._best = self._broadcast(_least_loss(found, self._last) if self._world.is_main_process else None)
@@ -125,11 +179,13 @@ class Checkpoints:
         self._last = step
         target = self._folder / f"step-{step:08d}"
         writing = self._folder / f".tmp-{target.name}"
+        self._sums.clear()
         if self._world.is_main_process:
-            writing.mkdir()
-        dist.barrier(group=self.group)
+            writing.mkdir(exist_ok=True)  # another library may make it first, on another rank
+        self._is_copying = background
         finish = start(writing)
         if background:
+            self._settled = False
             # A daemon: this thread waits for other ranks, and must not keep a failed rank from exiting.
             self._thread = threading.Thread(target=self._write, args=(finish, writing, target), daemon=True)
             self._thread.start()
@@ -146,24 +202,40 @@ class Checkpoints:
         try:
             failure = None
             try:
+                if self._is_copying:
+                    self._copy.run()
+            except Exception as error:  # noqa: BLE001 - sent to all ranks, so that none waits for this one
+                failure = f"rank {self._world.ddp_rank}: {error!r}"
+            self._check(target, failure)  # from here on every rank sees the folder
+            try:
                 if finish is not None:
                     finish()
-            except (Exception, CheckpointException) as error:  # noqa: BLE001 - sent to all ranks, so that none waits for this one
+            except (Exception, CheckpointException) as error:  # noqa: BLE001 - as above
                 failure = f"rank {self._world.ddp_rank}: {error!r}"
-            failures = [text for text in self._gather(failure) if text]
-            if failures:
-                raise RuntimeError(f"checkpoint {target.name} was not saved: {'; '.join(failures)}")
-            files: dict[str, list[int]] = {}
-            for part in self._gather(_checksums(writing, self._my_part(_files(writing)))):
-                files |= part
+            self._check(target, failure)
+            listed = self._listed(writing)
             if self._world.is_main_process:
-                self._commit(writing, target, files)
+                self._commit(writing, target, listed)
             dist.barrier(group=self.group)
         except BaseException as error:  # noqa: BLE001 - raised again in the training loop, by wait()
             self._error = error
 
-    def _commit(self, writing: Path, target: Path, files: dict[str, list[int]]) -> None:
-        content = {"step": int(target.name[5:]), "world_size": self._world.ddp_world_size, **self._told, "files": files}
+    def _check(self, target: Path, failure: str | None) -> None:
+        """Raise the failures of all ranks, if any, on every rank."""
+        if failures := [text for text in self._gather(failure) if text]:
+            raise RuntimeError(f"checkpoint {target.name} was not saved: {'; '.join(failures)}")
+
+    def _listed(self, writing: Path) -> dict[str, Any]:
+        """`files`: size and crc32 of each; `writers`: the rank that wrote each. What no rank noted is read back, shared out."""
+        mine = {str(path.relative_to(writing)): found for path, found in self._sums.items()}
+        known = self._gather(mine)
+        unknown = [name for name in self._broadcast(_files(writing)) if not any(name in part for part in known)]
+        read = self._gather(_checksums(writing, self._my_part(unknown)))
+        files = {name: found for part in (*known, *read) for name, found in part.items()}
+        return {"files": files, "writers": {name: rank for rank, part in enumerate(known) for name in part}}
+
+    def _commit(self, writing: Path, target: Path, listed: dict[str, Any]) -> None:
+        content = {"step": int(target.name[5:]), "world_size": self._world.ddp_world_size, **self._told, **listed}
         if (loss := self._losses.get(int(target.name[5:]))) is not None:
             content["eval_loss"] = loss
         _replace(writing / MARKER, json.dumps(content, indent=1))
@@ -179,12 +251,11 @@ class Checkpoints:
             if best is None or old.name != best[0]:
                 shutil.rmtree(old)
 
-    def _fault(self, folder: Path) -> str | None:
-        """The fault of a checkpoint, or None. All ranks check it together, each a part of the files."""
+    def fault(self, folder: Path) -> str | None:
+        """The fault of a checkpoint, or None. All ranks check it together, each a part of the files (see _my_check)."""
         try:
-            want = marker(folder)["files"]
             fault = None
-            for name, (size, crc) in self._my_part(sorted(want.items())):
+            for name, size, crc in self._my_check(marker(folder)):
                 got = (folder / name).stat().st_size
                 if got != size:
                     fault = f"{name} has {got} bytes of {size}"
@@ -193,6 +264,13 @@ class Checkpoints:
         except (OSError, ValueError, KeyError) as error:
             fault = f"{type(error).__name__}: {error}"
         return next((text for text in self._gather(fault) if text), None)
+
+    def _my_check(self, content: dict[str, Any]) -> list[tuple[str, int, int]]:
+        """The files that this rank checks: with as many ranks as then its own, which it loads next; else a part of all."""
+        files = [(name, size, crc) for name, (size, crc) in sorted(content["files"].items())]
+        writers = content.get("writers", {}) if content["world_size"] == self._world.ddp_world_size else {}
+        others = self._my_part([one for one in files if one[0] not in writers])
+        return [one for one in files if writers.get(one[0]) == self._world.ddp_rank] + others
 
     def _gather(self, value: Any) -> list[Any]:
         every: list[Any] = [None] * self._world.ddp_world_size
@@ -249,13 +327,6 @@ def set_rng_state(state: dict[str, Any]) -> None:
         sys.modules["numpy"].random.set_state(state["numpy"])
 
 
-def gathered(value: Any, world: Ranks) -> list[Any]:
-    """The values of all ranks, in the order of ranks."""
-    every: list[Any] = [None] * world.ddp_world_size
-    dist.all_gather_object(every, value, group=world.control)
-    return every
-
-
 def restore_rng(states: list[dict[str, Any]], world: Ranks, *, seed: int, step: int) -> None:
     """Restore this rank's generators. On another world size the states do not fit, and each rank gets a new seed."""
     if len(states) == world.ddp_world_size:
@@ -277,11 +348,6 @@ def rank_state(world: Ranks, at: dict[str, int]) -> dict[str, Any]:
     return {"at": dict(at), "rng": rng_state(), "world_size": world.ddp_world_size}
 
 
-def write_rank(folder: Path, world: Ranks, state: dict[str, Any]) -> None:
-    """Write what rank_state() returned."""
-    torch.save(state, folder / f"rank-{world.ddp_rank}.pt")
-
-
 def write_model(folder: Path, world: Ranks, shape: dict[str, Any]) -> None:
     """Write model.json, which `kit convert-checkpoint` needs in addition to the weights."""
     if world.is_main_process:
@@ -300,29 +366,17 @@ def read_rank(folder: Path, world: Ranks, *, seed: int) -> dict[str, int]:
     return at
 
 
-def _copy(state: Any, old: Any) -> Any:
-    if isinstance(state, torch.Tensor):
-        fits = isinstance(old, torch.Tensor) and old.shape == state.shape and old.dtype == state.dtype
-        new = old if fits else torch.empty(state.shape, dtype=state.dtype, pin_memory=state.is_cuda)
-        return new.copy_(state.detach())
-    if isinstance(state, dict):
-        return {key: _copy(value, old.get(key) if isinstance(old, dict) else None) for key, value in state.items()}
-    if isinstance(state, list | tuple) and not isinstance(state, torch.Size):
-        olds = old if isinstance(old, list | tuple) and len(old) == len(state) else [None] * len(state)
-        return type(state)(_copy(value, before) for value, before in zip(state, olds, strict=True))
-    return copy.deepcopy(state)
-
-
 def _files(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
 def _checksums(folder: Path, names: list[str]) -> dict[str, list[int]]:
-    sums = {}
-    for name in names:
-        sync(folder / name)
-        sums[name] = [(folder / name).stat().st_size, _crc(folder / name)]
-    return sums
+    return {name: _summed(folder / name) for name in names}
+
+
+def _summed(path: Path) -> list[int]:
+    sync(path)
+    return [path.stat().st_size, _crc(path)]
 
 
 def _crc(path: Path) -> int:

@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from . import trackers
-from .checkpoint import Checkpoints
 from .peaks import peak_flops
 from .ranks import Ranks, largest, total
 
@@ -69,9 +68,9 @@ class Metrics:
         line = f"step {step}  validation loss {loss:.4f}" + ("  the best so far" if best else "")
         self.record("eval", line, step=step, eval_loss=loss, best=best, seconds=seconds, **values)
 
-    def saved(self, step: int, saves: Checkpoints) -> None:
+    def saved(self, step: int, seconds: float) -> None:
         """Record a checkpoint, in the file only: for how many seconds it kept the loop from training."""
-        self._write("saved", step=step, seconds=saves.took)
+        self._write("saved", step=step, seconds=seconds)
 
     def final(self, step: int, test_loss: float, world: Ranks) -> None:
         """Write the last record of a program that trains on text."""

@@ -54,9 +54,8 @@ def begun(
     Seeds the generators where there is no checkpoint, because a new run begins. None also where `in_memory` has found a step that
     is not older: it is of this job, so that there is nothing to compare.
     """
-    checkpoints = checkpoint.Checkpoints(
-        args.checkpoint_dir, world, now, keep=args.checkpoint_keep, background=args.checkpoint_async
-    )
+    how = {"keep": args.checkpoint_keep, "background": args.checkpoint_async, "saved": log.saved}
+    checkpoints = checkpoint.Checkpoints(args.checkpoint_dir, world, now, **how)
     if in_memory is not None and in_memory.find(checkpoints):
         return checkpoints, None
     resume_from = checkpoints.newest()

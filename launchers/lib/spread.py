@@ -4,6 +4,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -16,6 +17,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from . import whole_file
 from .model import GPT
 from .policy import Weights
 from .ranks import Ranks
@@ -48,17 +50,49 @@ def number(norm: torch.Tensor) -> float:
     return float(norm.full_tensor() if isinstance(norm, DTensor) else norm)
 
 
-def state(net: GPT, optimizer: torch.optim.Optimizer) -> dict[str, object]:
-    """The whole weights and optimizer state, in rank 0's host memory. Called by all ranks."""
-    weights, updates = get_state_dict(net, optimizer, options=FULL)
-    return {"model": weights, "optimizer": updates}
+def state(net: GPT, optimizer: torch.optim.Optimizer, world: Ranks) -> Any:
+    """This rank's part of the weights and the optimizer state: its shards, and on rank 0 all that is not sharded."""
+    weights, updates = get_state_dict(net, optimizer)
+    made = {"model": weights, "optimizer": updates}
+    return made if world.is_main_process else _shards(made)
 
 
-def restore(net: GPT, optimizer: torch.optim.Optimizer, found: Path) -> dict[str, Any]:
-    """Load what `state` returned from a checkpoint's state.pt. Returns all that the file holds. Called by all ranks."""
-    saved: dict[str, Any] = torch.load(found / "state.pt", map_location="cpu", weights_only=True)
+def whole(saved: Any, world: Ranks, group: dist.ProcessGroup) -> Any:
+    """On rank 0 the whole state in host memory, of what state() returned on each rank. Called by all ranks of the group."""
+    if isinstance(saved, DTensor):
+        return _gathered(saved, world, group)
+    return {key: whole(one, world, group) for key, one in saved.items()} if isinstance(saved, dict) else saved
+
+
+def restore(net: GPT, optimizer: torch.optim.Optimizer, found: Path, world: Ranks) -> dict[str, Any]:
+    """Load what whole() returned from a checkpoint's state.pt. Returns all that the file holds. Called by all ranks."""
+    # Each rank copies its shards out of the whole state.
+    saved: dict[str, Any] = whole_file.load(found / "state.pt", world)
     set_state_dict(net, optimizer, model_state_dict=saved["model"], optim_state_dict=saved["optimizer"], options=FULL)
     return saved
+
+
+def _shards(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value if isinstance(value, DTensor) else None
+    return {key: one for key, part in value.items() if (one := _shards(part)) is not None}
+
+
+def _gathered(sharded: DTensor, world: Ranks, group: dist.ProcessGroup) -> torch.Tensor | None:
+    """The whole tensor on rank 0; None on the others. Shards are of rows (FSDP2); the first copy of the model sends its own."""
+    owners = sharded.device_mesh.mesh.reshape(-1, sharded.device_mesh.size(-1))[0].tolist()
+    mine = sharded.to_local()
+    if not world.is_main_process:
+        if world.ddp_rank in owners and mine.numel():
+            dist.send(mine.contiguous(), 0, group=group)
+        return None
+    made = torch.empty(sharded.shape, dtype=sharded.dtype)
+    for owner, part in zip(owners, made.chunk(len(owners)), strict=False):  # fewer parts than ranks where rows are few
+        if owner == 0:
+            part.copy_(mine)
+        elif part.numel():
+            dist.recv(part, owner, group=group)
+    return made
 
 
 def weights(net: GPT) -> Weights:

@@ -46,7 +46,7 @@ from megatron.core.optimizer import MegatronOptimizer, OptimizerConfig, get_mega
 from megatron.core.optimizer.distrib_optimizer import HAVE_APEX_OR_TE
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
-from two_halves import TwoHalves
+from two_halves import TwoHalves, written_by_step
 
 # The format of the distributed optimizer's state. megatron.core 0.16 uses torch's Adam where neither Transformer Engine nor Apex is
 # installed. With torch's Adam the format for any layout cannot be read back. The other format fits any number of data parallel
@@ -371,18 +371,18 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                 async_sharded_save=True,
                 content_metadata=CONTENT,
             )
-            writes, mine = strategy.writes(folder, checkpoints), checkpoint.rank_state(world, position)
+            writes = strategy.writes(folder, checkpoints, written_by_step(net, optimizer))
+            mine = checkpoint.rank_state(world, position)
 
             def finish() -> None:
                 writes()
                 # Only after Megatron has begun: it warns about a folder that already has a file of a faster rank.
-                checkpoint.write_rank(folder, world, mine)
+                checkpoints.write_rank(folder, mine)
                 checkpoint.write_model(folder, world, shape.described("megatron-gpt"))
 
             return finish
 
         checkpoints.save(position["step"], start, last=last)
-        log.saved(position["step"], checkpoints)
 
     def loss_of_all(losses: list[dict[str, torch.Tensor]]) -> float:
         """This rank's loss over micro-batches, scaled so that the mean over all ranks is the loss: only last stages have one."""

@@ -1,33 +1,51 @@
-"""Megatron's distributed checkpoints in two halves: planned and copied in the training loop, written by the caller's thread.
+"""Megatron's distributed checkpoints in two halves: planned in the training loop, written by the caller's thread.
 
 Megatron's own asynchronous save forks a process of each rank, and ends with collectives in the training loop at a later save. Here
 a thread writes, with collectives on the process group of the checkpoints. So a save is complete as soon as it is on disk.
 """
 
+from collections.abc import Iterator
 from pathlib import Path
 from queue import Queue
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from lib import host_copy
 from lib.checkpoint import Checkpoints, Finish
 from megatron.core.dist_checkpointing.core import CheckpointingConfig, save_config
-from megatron.core.dist_checkpointing.dict_utils import nested_values
-from megatron.core.dist_checkpointing.mapping import ShardedStateDict, ShardedTensor
 from megatron.core.dist_checkpointing.strategies import filesystem_async
+from megatron.core.dist_checkpointing.strategies import torch as torch_strategy
 from megatron.core.dist_checkpointing.strategies.async_utils import AsyncRequest
 from megatron.core.dist_checkpointing.strategies.filesystem_async import FileSystemWriterAsync
 from megatron.core.dist_checkpointing.strategies.torch import TorchDistSaveShardedStrategy
+from megatron.core.optimizer import MegatronOptimizer
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner, WriteItemType
 
 # Megatron would start a process that serves this queue to its forked writers. It would stay behind when its rank is killed.
 filesystem_async._results_queue = Queue()
+
+
+class _Writer(FileSystemWriterAsync):
+    """Megatron's writer, in one file for each rank, without the copies that it makes of parts of tensors in the training loop."""
+
+    def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
+        """Note this rank's bytes and tensors as they are."""
+        found = [(item, planner.resolve_data(item)) for item in plan.items]
+        others = [(item, data) for item, data in found if item.type == WriteItemType.BYTE_IO]
+        tensors = [(item, data.detach()) for item, data in found if item.type != WriteItemType.BYTE_IO]
+        name = f"{plan.storage_data.prefix}0.distcp"
+        self.write_buckets = [(str(Path(self.checkpoint_dir, name)), name, (others, tensors))] if found else []
+        self.results_queue = filesystem_async._results_queue
+
+
+torch_strategy.FileSystemWriterAsync = _Writer
 
 
 class TwoHalves(TorchDistSaveShardedStrategy):
     """The torch_dist format. dist_checkpointing.save(..., async_sharded_save=True) is the first half, writes() the second.
 
     is_checked: the first half was done once. Then all ranks need not check again that their shards make up the state.
-    _live: the storages of the state's tensors. Megatron copies parts of tensors; such a copy is not live and is not copied again.
     """
 
     def __init__(self) -> None:
@@ -35,25 +53,26 @@ class TwoHalves(TorchDistSaveShardedStrategy):
         super().__init__("torch_dist", 1, cached_metadata=True)
         self._writer: FileSystemWriterAsync
         self._metadata: Any = None
-        self._live: set[int] = set()
         self.is_checked = False
 
-    def writes(self, folder: Path, checkpoints: Checkpoints) -> Finish:
-        """A function that writes the state as it is now. All ranks call this, and the returned function."""
+    def writes(self, folder: Path, checkpoints: Checkpoints, later: Iterator[torch.Tensor]) -> Finish:
+        """A function that writes the state as it is now. All ranks call this, and the returned function.
+
+        later: the tensors that only the optimizer's step writes.
+        """
         writer, metadata = self._writer, self._metadata
         buckets = writer.write_buckets or []
-        live = [[tensor if self._is_live(tensor) else None for _, tensor in tensors] for _, _, (_, tensors) in buckets]
-        kept = checkpoints.copy(live)
+        kept = checkpoints.kept([[tensor for _, tensor in tensors] for _, _, (_, tensors) in buckets], later)
 
         def write() -> None:
             wrote: list[Any] | None = None  # stays None on a rank that failed
             failure = None
             done: list[Any] = []
             try:
-                for (path, key, (others, tensors)), copies in zip(buckets, kept, strict=True):
-                    pairs = zip(tensors, copies, strict=True)
-                    items = [(item, tensor if copied is None else copied) for (item, tensor), copied in pairs]
+                for (path, key, (others, tensors)), copies in zip(buckets, kept(), strict=True):
+                    items = [(item, _apart(copied)) for (item, _), copied in zip(tensors, copies, strict=True)]
                     done += _write([writer.transforms], (path, key, (others, items)))
+                    checkpoints.wrote(Path(path))
             except Exception as error:  # noqa: BLE001 - raised below, once no rank waits for this one
                 failure = error
             else:
@@ -68,19 +87,23 @@ class TwoHalves(TorchDistSaveShardedStrategy):
 
         return write
 
-    def async_save(self, sharded_state_dict: ShardedStateDict, checkpoint_dir: Path) -> AsyncRequest:
-        """The first half, as Megatron does it. Notes which tensors are live."""
-        shards = [one.data for one in nested_values(sharded_state_dict) if isinstance(one, ShardedTensor)]
-        self._live = {data.untyped_storage().data_ptr() for data in shards if data is not None}
-        return super().async_save(sharded_state_dict, checkpoint_dir)
-
-    def _is_live(self, tensor: torch.Tensor) -> bool:
-        return tensor.untyped_storage().data_ptr() in self._live
-
     def _get_save_and_finalize_callbacks(self, writer: FileSystemWriterAsync, planned: Any) -> AsyncRequest:
         """Keep the plan. The returned request, for Megatron's own way, is not used."""
         self._writer, (_, self._metadata, _), self.is_checked = writer, planned, True
         return super()._get_save_and_finalize_callbacks(writer, planned)
+
+
+def written_by_step(net: torch.nn.Module, optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
+    """The tensors that only the optimizer's step writes: the parameters, their copies in float32, and the moments."""
+    for one in getattr(optimizer, "chained_optimizers", [optimizer]):
+        if one.optimizer is not None:  # None: a rank without parameters of this kind
+            yield from host_copy.written_by_step(net, one.optimizer)
+
+
+def _apart(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor in host memory with a storage of its own: torch.save writes the whole storage of a view."""
+    tensor = tensor.cpu()
+    return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
 
 
 def _write(transforms: list[Any], bucket: Any) -> list[Any]:

@@ -24,7 +24,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from broadcast import Broadcaster
-from lib import checkpoint, exam, loop, metrics, options, policy, ranks, reports, resume, spread, stop, tasks
+from lib import checkpoint, exam, host_copy, loop, metrics, options, policy, ranks, reports, resume, spread, stop, tasks
 from torch import nn
 
 parser = options.parser(__doc__)
@@ -99,25 +99,28 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # Batches trained on, and tokens over all ranks. The test before training is kept here, too.
     position: dict[str, Any] = {"step": 0, "tokens": 0}
     if resume_from:
-        saved = spread.restore(net, optimizer, resume_from)
+        saved = spread.restore(net, optimizer, resume_from, world)
         position = saved["at"]
         # With another number of ranks the saved states do not fit, and each rank gets a new seed.
         checkpoint.restore_rng(saved["rng"], world, seed=args.seed, step=position["step"])
         resume.say(log, resume_from, position["step"])
 
     def save(*, last: bool = False) -> None:
-        def start(folder: Path) -> checkpoint.Finish | None:
-            # A collective, because a rank may hold shards only: all ranks call it, rank 0 gets the whole state and
-            # writes it.
-            whole = spread.state(net, optimizer)
-            checkpoint.write_model(folder, world, net.described())
-            rng = checkpoint.gathered(checkpoint.rng_state(), world)
-            if not world.is_main_process:
-                return None
-            made = {**whole, "shape": shape, "at": dict(position), "rng": rng}
-            # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
-            kept = checkpoints.copy(made) if args.checkpoint_async and not last else made
-            return lambda: torch.save(kept, folder / "state.pt")
+        def start(folder: Path) -> checkpoint.Finish:
+            written_by_step = host_copy.written_by_step(net, optimizer)
+            kept = checkpoints.kept(spread.state(net, optimizer, world), written_by_step)
+            mine, more = checkpoint.rng_state(), {"shape": shape, "at": dict(position)}
+
+            def finish() -> None:
+                # Collectives, because a rank may hold shards only: all ranks call them, rank 0 gets the whole state
+                # and writes it.
+                rng = checkpoints.gathered(mine)
+                whole = spread.whole(kept(), world, checkpoints.group)
+                checkpoint.write_model(folder, world, net.described())
+                if world.is_main_process:
+                    checkpoints.write(whole | more | {"rng": rng}, folder / "state.pt")
+
+            return finish
 
         checkpoints.save(position["step"], start, last=last)
 

@@ -21,6 +21,7 @@ from lib import (
     chats,
     checkpoint,
     exam,
+    host_copy,
     loop,
     metrics,
     options,
@@ -125,7 +126,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # here, too.
     position: dict[str, Any] = {"step": 0, "tokens": 0}
     if resume_from:
-        saved = spread.restore(net, optimizer, resume_from)
+        saved = spread.restore(net, optimizer, resume_from, world)
         position = saved["at"]
         resume.say(log, resume_from, position["step"])
     # A new start: the test before the first step is what the result is compared with.
@@ -138,16 +139,19 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         position["reward_before"], position["accuracy_before"] = test_sums()
 
     def save(*, last: bool = False) -> None:
-        def start(folder: Path) -> checkpoint.Finish | None:
-            # A collective again: all ranks call it, rank 0 gets the whole state in host memory and writes it.
-            whole = spread.state(net, optimizer)
-            checkpoint.write_model(folder, world, net.described())
-            if not world.is_main_process:
-                return None
-            made = {**whole, "shape": shape, "at": dict(position)}
-            # The next steps change the tensors while a thread writes: an asynchronous save needs a copy of them.
-            kept = checkpoints.copy(made) if args.checkpoint_async and not last else made
-            return lambda: torch.save(kept, folder / "state.pt")
+        def start(folder: Path) -> checkpoint.Finish:
+            written_by_step = host_copy.written_by_step(net, optimizer)
+            kept = checkpoints.kept(spread.state(net, optimizer, world), written_by_step)
+            more = {"shape": shape, "at": dict(position)}
+
+            def finish() -> None:
+                # A collective: all ranks call it, rank 0 gets the whole state in host memory and writes it.
+                whole = spread.whole(kept(), world, checkpoints.group)
+                checkpoint.write_model(folder, world, net.described())
+                if world.is_main_process:
+                    checkpoints.write(whole | more, folder / "state.pt")
+
+            return finish
 
         checkpoints.save(position["step"], start, last=last)
 
