@@ -15,6 +15,7 @@ from kit.cli.typer_later import typer
 from kit.safe_text import clean
 
 if TYPE_CHECKING:
+    from kit.cli.kept_render import Drawn
     from kit.errors import Fault
     from kit.forecast.answers import WhenAnswer
     from kit.forecast.submit_forecast import Outlook
@@ -89,16 +90,37 @@ def render(
     as_json: Annotated[bool, typer.Option("--json", help="Print files and argv as JSON.")] = False,
 ) -> None:
     """Show what a submit would write and run. Nothing is submitted."""
+    from kit.cli import kept_render
+
+    overrides = list(set_ or [])
+
+    def made() -> Drawn | None:
+        return _planned_and_printed(job, cluster, overrides, output, containers=containers, as_json=as_json)
+
+    if output is not None:
+        made()
+        return
+    kept_render.answer([str(job), cluster, containers, overrides, as_json], made)
+
+
+def _planned_and_printed(
+    job: Path, cluster: str | None, overrides: list[str], output: Path | None, *, containers: bool, as_json: bool
+) -> Drawn | None:
+    """Returns what is random in the text; None for several jobs."""
+    from kit.cli.kept_render import Drawn
     from kit.workflow import stages
 
-    if pair := _pair(job, cluster, overrides=list(set_ or []), containers=containers):
+    if pair := _pair(job, cluster, overrides=overrides, containers=containers):
         show_warnings(pair.runs)
         _render_pair(pair, output, as_json=as_json)
-        return
-    cluster = choose_cluster.chosen(job, cluster, overrides=list(set_ or []), containers=containers)
-    found = stages.prepare_job(job, cluster=cluster, overrides=list(set_ or []), containers=containers)
+        return None
+    cluster = choose_cluster.chosen(job, cluster, overrides=overrides, containers=containers)
+    found = stages.prepare_job(job, cluster=cluster, overrides=overrides, containers=containers)
     show_warnings(_jobs(found))
     _render(found, output, as_json=as_json)
+    if isinstance(found, tuple):
+        return None
+    return Drawn(found.plan.job.name, found.plan.run_id, found.site.seed)
 
 
 def submit(

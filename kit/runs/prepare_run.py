@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import secrets
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,7 +14,7 @@ from kit.config import Resolved, Sources
 from kit.errors import Fault, UsageError
 from kit.planning.plan import Plan, plan
 from kit.planning.plan_inputs import Site
-from kit.runs import avoided_nodes, chain, find_runs, program_check, remote_clusters, workspace
+from kit.runs import avoided_nodes, chain, find_runs, program_check, remote_clusters, run_ids, workspace
 from kit.runs.remote_clusters import RemoteCluster
 from kit.slurm import client, embedded
 from kit.snapshots.scan import Scan
@@ -239,7 +238,7 @@ def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool, r
     user, home = getpass.getuser(), str(Path.home())
     data = str(data_folders.user_data())
     # Two submits of a job may happen in the same second, so the name has a random suffix.
-    run_id = run_id or f"{resolved.job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+    run_id = run_id or run_ids.new_run_id(resolved.job.name, now)
     runs_dir = find_runs.folder_of(resolved.cluster, resolved.project)
     return Site(
         run_id=run_id,
@@ -250,7 +249,7 @@ def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool, r
         home=home,
         data=data,
         store=str(data_folders.image_store()),
-        seed=secrets.randbits(31),
+        seed=run_ids.new_seed(),
         pyxis=pyxis,
         containers=containers,
     )
