@@ -143,13 +143,13 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             weights, updates = get_state_dict(net, optimizer)  # this rank's shards
             written_by_step = host_copy.written_by_step(net, optimizer)
             kept = checkpoints.kept({"model": weights, "optimizer": updates}, written_by_step)
-            mine = checkpoint.rank_state(world, position)
+            own = checkpoint.rank_state(world, position)
 
             def finish() -> None:
                 # All ranks plan together what goes where, on a group of their own.
                 writer = checkpoints.distributed_writer(folder)
                 dcp.save(kept(), storage_writer=writer, process_group=checkpoints.group)
-                checkpoints.write_rank(folder, mine)
+                checkpoints.write_rank(folder, own)
                 checkpoint.write_model(folder, world, net.described())
 
             return finish
