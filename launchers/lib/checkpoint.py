@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from . import checkpoint_files
 from .durable import sync
@@ -39,6 +40,8 @@ Finish = Callable[[], None]
 
 class Checkpoints:
     """Saves into one folder, keeping the newest `keep` and the best. Every method is called by all ranks together."""
+
+    _hook: RemovableHandle | None = None  # calls settle() before each step of any optimizer
 
     def __init__(
         self,
@@ -66,8 +69,9 @@ class Checkpoints:
         self._settled = True  # no copy keeps the optimizer from its next step
         self._sums: checkpoint_files.Sums = {}  # of this rank's files of the save under way
         self.took = 0.0
-        if background:
-            register_optimizer_step_pre_hook(lambda *_: self.settle())
+        if Checkpoints._hook is not None:  # of an earlier start in this process
+            Checkpoints._hook.remove()
+        Checkpoints._hook = register_optimizer_step_pre_hook(lambda *_: self.settle()) if background else None
         if world.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(".tmp-*"):
