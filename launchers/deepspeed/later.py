@@ -8,7 +8,6 @@ for another in the training loop.
 """
 
 import os
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -60,9 +59,6 @@ class Later(CheckpointEngine):
         self._states[path] = state_dict
 
     def load(self, path: str, map_location: Any = None) -> Any:
-        # All ranks read the weights of ZeRO 1 and 2, and DeepSpeed loads them twice. Mapped, a node reads them once.
-        if "model_states" in Path(path).name and zipfile.is_zipfile(path):
-            return torch.load(path, map_location=map_location, weights_only=False, mmap=True)
         return self._then.load(path, map_location)
 
     def create(self, info: CheckpointCommitInfo) -> None:
