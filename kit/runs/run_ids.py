@@ -1,4 +1,4 @@
-"""What is drawn anew for each run: its id, and the seed of a job that has none."""
+"""The id of a new run, and the seed of a job that has none: both are drawn anew each time."""
 
 from __future__ import annotations
 
