@@ -63,6 +63,7 @@ enabled = false
 memory_every = {every}
 [retry]
 in_allocation = 10000
+no_progress = 0
 warm = {modules}
 """
 # Longest wait for a step on a busy machine, seconds.
