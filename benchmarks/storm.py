@@ -1,11 +1,12 @@
 """Measures the goodput of a training in a storm of faults, beside that of the same training without faults.
 
-    python -m benchmarks storm [--minutes 5] [--every 60] [--nodes 4] [--ranks 2] [--seed 1]
+    python -m benchmarks storm [--minutes 5] [--every 60] [--nodes 4] [--ranks 2] [--no-keep] [--seed 1]
 
 Needs Slurm on this machine and .train-venv with torch. Both runs train launchers/ddp/train_gpt.py with DDP over gloo, with warm
-ranks (`retry.warm`) and checkpoints in memory (`checkpoint.memory_every`), for the same time. In the storm, a rank that a seed
-chooses is killed by -9 every minute. The goodput is that of the ledger (`kit time`): the share of the rank-seconds since submit in
-steps that were kept. The table also shows the steps that a fault cost, and compares the losses of the two runs step by step.
+ranks (`retry.warm`, `retry.keep`) and checkpoints in memory (`checkpoint.memory_every`), for the same time. In the storm, a rank
+that a seed chooses is killed by -9 every minute. The goodput is that of the ledger (`kit time`): the share of the rank-seconds
+since submit in steps that were kept. The table also shows the steps that a fault cost, and compares the losses of the two runs
+step by step.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ memory_every = {every}
 in_allocation = 10000
 no_progress = 0
 warm = {modules}
+keep = {keep}
 """
 # Longest wait for a step on a busy machine, seconds.
 WAIT_S = 300.0
@@ -128,6 +130,9 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--every", type=float, default=60.0, help="seconds from one fault to the next")
     parser.add_argument("--nodes", type=int, default=4)
     parser.add_argument("--ranks", type=int, default=2, help="ranks on each node")
+    parser.add_argument(
+        "--keep", action=argparse.BooleanOptionalAction, default=True, help="whether the surviving ranks live on"
+    )
     parser.add_argument("--seed", type=int, default=1, help="chooses the ranks that are killed")
     options = parser.parse_args(arguments)
     if not PYTHON.exists():
@@ -157,6 +162,7 @@ def bench(options: argparse.Namespace) -> Iterator[Bench]:
     """The cluster, and a project for its jobs."""
     limit = f"{int(options.minutes) + 30}:00"
     words = {"python": PYTHON, "nodes": options.nodes, "ranks": options.ranks, "every": EVERY, "limit": limit}
+    words["keep"] = json.dumps(options.keep)
     with project(NAME, PROFILE, JOB.format(**words, modules=json.dumps(MODULES))) as folder:
         try:
             cluster = up(NAME, ClusterSize(nodes=options.nodes, gpus_per_node=1, placeholder_gpus=True))
