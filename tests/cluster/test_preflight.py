@@ -56,6 +56,33 @@ def test_a_good_node(run: Path) -> None:
     assert (run / "state/preflight" / f"{NODE}.preflight.ok").exists()
 
 
+def probe(run: Path) -> Path:
+    """A container that needs the cache folder, as every runtime needs the sources of its mounts."""
+    path = run.parent / "probe"
+    path.write_text(
+        f'#!/bin/bash\n[[ -d "{run.parent}/cache" ]] || exit 9\n: >"{run}/state/preflight/{NODE}.probe.ok"\nexit $1\n'
+    )
+    path.chmod(0o755)
+    return path
+
+
+def test_a18_the_container_starts_when_the_cache_folder_is_there(run: Path) -> None:
+    """Where the preflight starts it: beside the other checks, but not before the folder is made."""
+    assert check(run, "nofile=1", "--", str(probe(run)), "0").returncode == 0
+    assert (run / f"state/preflight/{NODE}.probe.ok").exists()
+
+
+def test_a_container_that_fails_fails_the_preflight(run: Path) -> None:
+    assert check(run, "nofile=1", "--", str(probe(run)), "7").returncode == 7
+    assert (run / f"state/preflight/{NODE}.preflight.ok").exists(), "the node itself is good"
+
+
+def test_no_container_starts_from_other_bytes(run: Path) -> None:
+    said = refused(run, f"image={image(run)}", "size=5", f"sha256={'0' * 64}", "--", str(probe(run)), "0")
+    assert "has the digest" in said
+    assert not (run / f"state/preflight/{NODE}.probe.ok").exists()
+
+
 def test_what_was_compiled_for_an_image_that_is_not_used_goes(run: Path) -> None:
     """The node keeps it for a month."""
     digest = "6105d6cc76af400325e94d588ce511be5bfdbb73b437dc51eca43917d7a43e3d"

@@ -173,3 +173,34 @@ def test_the_coordinator_that_cannot_start_leaves_every_node_to_the_store(tmp_pa
     )
     assert said[-1] == "[] 0"
     assert "the nodes cannot meet: every node copies the image from the store" in said[-2]
+
+
+def early(tmp_path: Path, rest: str) -> list[str]:
+    """The preflight starts early; `rest` is what the batch script does then."""
+    return bash(
+        tmp_path,
+        f"""
+program={REPO}/templates/bin/preflight.sh
+printf '#!/bin/bash\\necho start >>{tmp_path}/starts\\nexec %s "$@"\\n' "$program" >{tmp_path}/bin/once
+chmod +x {tmp_path}/bin/once
+KIT_PREFLIGHT_ARGV=(srun --job-name=kit-preflight once run={tmp_path}/run cache={tmp_path}/cache nofile=1)
+KIT_PROBE_ARGV=(srun --job-name=kit-probe probe {tmp_path}/cache {tmp_path}/run) KIT_STAGE_ARGV=()
+{rest}
+node_checks::nodes 2>&1; echo "code $?"
+""",
+    ).splitlines()
+
+
+def test_a_preflight_that_began_early_is_not_started_again(tmp_path: Path) -> None:
+    """Whether it is still there when the batch script comes to it, or has ended long before."""
+    assert early(tmp_path / "soon", "node_checks::start_early") == ["code 0"]
+    assert early(tmp_path / "late", "node_checks::start_early; sleep 1") == ["code 0"]
+    assert [(tmp_path / name / "starts").read_text() for name in ("soon", "late")] == ["start\n", "start\n"]
+
+
+def test_no_preflight_begins_before_the_image_is_staged(tmp_path: Path) -> None:
+    """It checks the node's own copy."""
+    said = early(
+        tmp_path, "KIT_STAGE_ARGV=(srun true); node_checks::start_early; echo ${steps_pid[kit-preflight]:-none}"
+    )
+    assert said == ["none", "code 0"]
