@@ -157,16 +157,18 @@ def test_nemo_rls_own_parser_takes_the_examples_options() -> None:
     compare(json.loads(done.stdout.splitlines()[-1]), words)
 
 
-def write(lab: Lab, program: str, *paths: Path) -> None:
+def write(lab: Lab, program: str, *paths: Path, setup: list[str] | None = None) -> None:
     env = f'[env]\nPYTHONPATH = "{":".join(map(str, paths))}"\n'
-    job = f'script = "program.py"\npython = "{PYTHON}"\n[resources]\nnodes = 2\ngpus_per_node = 2\n{env}'
+    top = f'script = "program.py"\npython = "{PYTHON}"\nsetup = {json.dumps(setup or [])}\n'
+    job = f"{top}[resources]\nnodes = 2\ngpus_per_node = 2\n{env}"
     lab.write(f"{job}[preflight]\nfree_disk_gb = 0\n", program, launcher="ray")
 
 
 @needs_verl
 @pytest.mark.cluster
 def test_verls_worker_groups_start_on_the_jobs_nodes(lab: Lab) -> None:
-    write(lab, VERL_START, VERL)
+    setup = tomllib.loads((REPO / "examples" / "verl" / "job.toml").read_text(encoding="utf-8"))["setup"]
+    write(lab, VERL_START, VERL, setup=setup)
     run = lab.run("--no-container")
     text = said(run.folder)
     assert run.done.returncode == 0, text[-5000:]
