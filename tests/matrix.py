@@ -26,7 +26,7 @@ import pip
 import platformdirs
 import typer
 
-from kit import data_folders, shell
+from kit import __version__, data_folders, shell
 from kit.errors import KitError, ToolError
 from kit.images import host_apt_sources
 from tests.support import REPO
@@ -141,14 +141,13 @@ def mirror(suite: str) -> str:
 
 def run(root: Path, argv_inside: list[str]) -> int:
     """A command in the root. The namespaces end with it, and every process in them."""
-    version = tomllib.loads((REPO / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     store = data_folders.user_data() / "images"
     store.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="kit-matrix-") as scratch:
         # importlib.metadata looks for the kit's version: it is not installed in the root.
-        metadata = Path(scratch) / f"slurm_kit-{version}.dist-info"
+        metadata = Path(scratch) / f"slurm_kit-{__version__}.dist-info"
         metadata.mkdir()
-        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slurm-kit\nVersion: {version}\n")
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: slurm-kit\nVersion: {__version__}\n")
         # trixie's typer knows no Literal; the kit's own is pure Python, and so are what it needs and pip.
         for package in (typer, annotated_doc, pip):
             shutil.copytree(Path(package.__path__[0]), Path(scratch) / package.__name__)

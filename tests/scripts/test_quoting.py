@@ -43,12 +43,25 @@ def run_rank(folder: Path, args: list[str], env: dict[str, str]) -> tuple[list[s
             name="program.sh",
             text=render(
                 "data/program.sh",
-                {"program": program, "program_env": [f"{k}={v}" for k, v in env.items()], "rank_args": [], "warm": []},
+                {
+                    "program": program,
+                    "program_env": [f"{k}={v}" for k, v in env.items()],
+                    "rank_args": [],
+                    "warm": [],
+                    "keep": False,
+                },
             ),
         ),
         *(
             PlanFile(name=f"lib/{n}", text=plain(f"lib/{n}"))
-            for n in ("log.sh", "failures.sh", "placeholders.sh", "reports.sh", "warm_ranks.sh")
+            for n in (
+                "log.sh",
+                "failures.sh",
+                "memory_checkpoints.sh",
+                "placeholders.sh",
+                "reports.sh",
+                "warm_ranks.sh",
+            )
         ),
     ]
     for file in files:

@@ -43,7 +43,12 @@ def node() -> Iterator[Node]:
 
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(case, marks=[pytest.mark.smoke] if case.name == "ddp" else []) for case in (*CASES, IMAGES)],
+    # DeepSpeed's engine loads from files alone, so the kit refuses the key there.
+    [
+        pytest.param(case, marks=[pytest.mark.smoke] if case.name == "ddp" else [])
+        for case in (*CASES, IMAGES)
+        if not case.program.startswith("deepspeed/")
+    ],
     ids=lambda case: case.name,
 )
 def test_a_killed_run_continues_from_memory_and_is_the_same(

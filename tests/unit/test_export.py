@@ -321,7 +321,7 @@ HOSTILE = {
     "a file as a folder": (added("run/metrics.jsonl/x"), "cannot be written"),
     "an image that no lock names": (
         added(f"image/{hashlib.sha256(b'evil').hexdigest()}.sqsh"),
-        "not an image that a lock",
+        "no lock of the run names the image",
     ),
     "content under another name": (added(f"snapshot/objects/{'a' * 64}"), None),
     "not in the index": (_unnamed, "is not in its index"),

@@ -374,7 +374,7 @@ def test_arrays_and_plain_values_keep_type_and_value() -> None:
     import array
     import pickle
 
-    given = {
+    given: dict[str | int, object] = {
         "text": "ä",
         3: [1.5, None, (True, b"x")],
         "array": array.array("d", [1, 2]),

@@ -24,7 +24,8 @@ def _needs() -> dict[str, str]:
         except PackageNotFoundError:
             continue
         if installed.version == version:
-            needs[f"{name}=={version}"] = installed.metadata.get("Requires-Python") or ""
+            said = installed.metadata
+            needs[f"{name}=={version}"] = said["Requires-Python"] if "Requires-Python" in said else ""  # noqa: SIM401 - a PackageMetadata has no get
     return needs
 
 

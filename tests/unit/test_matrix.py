@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests import matrix
+from tests.support import REPO
 
 
 @pytest.fixture
@@ -123,5 +124,5 @@ raise SystemExit(7 if "Z" not in states else 1)
 @pytest.mark.skipif(os.geteuid() != 0, reason="a root of another suite takes root")
 def test_orphans_do_not_stay_as_zombies() -> None:
     """They stayed while the tests themselves were the first process, and a test takes a zombie for a process that still runs."""
-    argv = [*matrix._NAMESPACES, "bash", str(matrix.REPO / "tests/in_root.sh"), "/", str(matrix.REPO), "--"]
+    argv = [*matrix._NAMESPACES, "bash", str(REPO / "tests/in_root.sh"), "/", str(REPO), "--"]
     assert subprocess.run([*argv, "/usr/bin/python3", "-c", _ORPHANS], check=False).returncode == 7

@@ -248,7 +248,7 @@ def tree_of(run: Path) -> str:
     [
         (_snapshot_gone, RunError, "any more: it was pruned, removed, or is another user's"),
         (_snapshot_damaged, RunError, "is damaged: train.py"),
-        (_job_edited, RunError, "job.toml: changed since the submit"),
+        (_job_edited, RunError, "job.toml: it was changed since the submit"),
         (_job_gone, RunError, "job.toml: cannot be read: No such file"),
         (_shell, RunError, "was a shell"),
         (_live_folder, RunError, "it worked in the job's folder itself (snapshot = false)"),

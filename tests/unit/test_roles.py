@@ -190,7 +190,7 @@ def test_a_role_has_its_own_program_arguments_and_environment(tmp_path: Path) ->
         (SERVER + TRAINER + "gpus = [0, 9]\n", r"roles.trainer.gpus"),
         (SERVER + TRAINER + 'args = ["{server.port.grpc}"]\n', r"a port that role 'server' does not have"),
         (SERVER + TRAINER + 'nodes = "rest"\n', r"no node is left for nodes = 'rest'"),
-        (SERVER + TRAINER + 'nodes = "rest"\nshares = "server"\n', r"a role that shares another role's nodes"),
+        (SERVER + TRAINER + 'nodes = "rest"\nshares = "server"\n', r"a number of the other role's nodes"),
         (TRAINER.replace('after = ["server"]', 'ready = { http = "web" }'), r"the role has no port 'web'"),
         (TRAINER.replace('after = ["server"]', "ready = { }"), r"one of tcp, http and file"),
         ('[roles.self]\ncommand = ["x"]\n', r"the name is taken"),

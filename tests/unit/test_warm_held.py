@@ -52,7 +52,7 @@ def warm(tmp_path: Path) -> Iterator[Warm]:
 
 def two(warm: Warm, **env: str) -> list[subprocess.Popen[str]]:
     """Two ranks that run."""
-    ranks = [warm.start("p.py", out=f"out-{rank}", RANK=str(rank), **env) for rank in range(2)]
+    ranks = [warm.start("p.py", warm=True, out=f"out-{rank}", **{"RANK": str(rank), **env}) for rank in range(2)]
     assert sorted(warm.report() for _ in ranks) == [["forked", "0", "0"], ["forked", "0", "1"]]
     came(lambda: len(list(warm.folder.glob("up-?-0"))) == 2)
     return ranks
