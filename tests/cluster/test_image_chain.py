@@ -5,8 +5,10 @@ The image is train-cpu. Links are limited, so that there is a middle in which a 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -68,8 +70,8 @@ class Chained:
         return self.lab.submit(*options)
 
     def half(self, run: Path, node: str) -> None:
-        """Wait until a node has a part of the image."""
-        self.lab.wait(lambda: self.partial(node).exists() and self.partial(node).stat().st_size > self.size // 8, run)
+        """Wait until a node has a part of the image, or all of it: the one that reads the store is quick."""
+        self.lab.wait(lambda: self.image(node).exists() or part_of(self.partial(node)) > self.size // 8, run)
 
     def program(self, run: Path, node: str) -> Process:
         """The program that passes the image on."""
@@ -93,6 +95,14 @@ class Chained:
             ports = self.lab.inside(name, "ss", "-Hltnp")
             assert "image_node" not in ports and "python" not in ports, ports
         return job
+
+
+def part_of(path: Path) -> int:
+    """Bytes of a file; 0 where it is not there (any more)."""
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def log(run: Path, name: str = "batch") -> str:
@@ -170,7 +180,8 @@ def test_a_node_that_stands_still_is_passed_by(chained: Chained) -> None:
     node_links.limit(chained.lab.cluster, FAST)
     others = [name for name in chained.names if name != chained.names[1]]
     chained.lab.wait(lambda: all(chained.image(name).exists() for name in others), run)
-    assert f"{chained.names[1]} has said nothing" in log(run)
+    # It may have been passed by before, in a trial of another reader of the store: then nobody waits for it.
+    assert re.search(rf"{chained.names[1]} (has said nothing|is passed by)", log(run)), log(run)
     os.kill(stopped.pid, signal.SIGCONT)
     assert chained.done(run)["JobState"] == "COMPLETED", log(run) + log(run, "stage")
     chained.right(*chained.names)
@@ -185,7 +196,8 @@ def test_cancel_in_the_middle_leaves_nothing(chained: Chained) -> None:
     assert chained.done(run)["JobState"] == "CANCELLED", log(run)
     for name in chained.names:
         assert not chained.partial(name).exists()
-        assert not chained.image(name).exists()
+        assert not chained.image(name).exists() or store.digest_of(chained.image(name)) == chained.sha256, name
+    assert not all(chained.image(name).exists() for name in chained.names), "it was cancelled in the middle"
 
 
 def test_a_cut_start_is_continued_by_the_next(chained: Chained) -> None:
@@ -197,7 +209,9 @@ def test_a_cut_start_is_continued_by_the_next(chained: Chained) -> None:
     killed = {p.pid for name in chained.names for p in chained.lab.node_processes(name)}
     for one in chained.lab.processes(run):
         if one.pid in killed and ("stage.sh" in one.line or "image_" in one.line):
-            os.kill(one.pid, signal.SIGKILL)
+            # One that was killed before may have taken it with it.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one.pid, signal.SIGKILL)
     assert chained.done(run)["JobState"] == "FAILED", log(run)
     kept = [name for name in chained.names if chained.partial(name).exists()]
     assert kept, "a partial copy stays after KILL"

@@ -165,6 +165,7 @@ def left_on_the_machine(lab: ImageLab, result: dict[str, Any]) -> list[str]:
     expected = {
         f"{hexes}.sqsh",
         f"{hexes}.json",
+        f"{hexes}.blocks",
         "image.lock",
         "image.toml",
         "Dockerfile",

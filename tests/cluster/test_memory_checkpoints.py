@@ -23,7 +23,7 @@ JOB = f"""script = "/kit/run/code/train_gpt.py"
 shape = "srun"
 image = "train-cpu"
 seed = 7
-args = ["--layers", "1", "--dim", "32", "--context", "32", "--steps", "40", "--log-every", "1", "--device", "cpu"]
+args = ["--layers", "1", "--dim", "32", "--context", "32", "--steps", "120", "--log-every", "1", "--device", "cpu"]
 [resources]
 nodes = 2
 time = "00:30:00"
@@ -81,7 +81,7 @@ def test_a_killed_rank_and_a_lost_node_cost_the_steps_since_the_last_save(
 
 def test_the_folder_goes_with_its_keeper(spare_lab: Lab) -> None:
     """Killed by -9 on all nodes, the spare among them. The training continues, and says that it has no checkpoints in memory."""
-    spare_lab.write(JOB)
+    spare_lab.write(JOB.replace('"--steps", "120"', '"--steps", "100000"'))
     run = spare_lab.submit()
     spare_lab.wait(lambda: furthest(run) >= 4, run)
     shells = {one.pid: one for one in spare_lab.processes(run) if re.search(r"bash \S+/bin/memory\.sh$", one.line)}
