@@ -170,7 +170,7 @@ def zero_2(ranks: int) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def rollouts(folder: Path) -> Iterator[None]:
-    """Batches for the trainer of launchers/rl, in the place of its orchestrator."""
+    """Write the batches that the orchestrator of launchers/rl would write for its trainer."""
     pointer = folder / "broadcast" / "latest.json"
     deadline = time.monotonic() + PATIENCE_S
     while not pointer.exists() and time.monotonic() < deadline:

@@ -14,7 +14,7 @@ import image_blocks
 import image_wire
 
 STORE = "the image store"
-# Seconds between reports, and between looks at what may have changed without a word.
+# Seconds between reports to the coordinator, and between checks of what changes without a message.
 _REPORT_S, LOOK_S = 0.25, 0.5
 _JOIN_TRIES = 3
 

@@ -93,7 +93,7 @@ def test_the_plan_is_slurms_own_and_a_job_is_told_its_gap(lab: Lab, tmp_path: Pa
 
 
 def test_another_partition_is_offered_where_the_job_names_none(tmp_path: Path, train_cpu: Path) -> None:
-    """One that would refuse the job is left out without a word: nobody asked for it."""
+    """A partition that nobody named and that would refuse the job is left out, with no message."""
     conf = {"PartitionName": "urgent Nodes=ALL PriorityTier=10 MaxTime=30 State=UP"}
     with lab_on("when", 1, train_cpu, tmp_path, conf) as lab:
         env = client.environment(lab.cluster.env())
