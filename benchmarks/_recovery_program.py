@@ -43,11 +43,17 @@ KILLS, WAY = int(sys.argv[1]), sys.argv[2]
 
 
 def train(**group: Any) -> None:
-    """Join the group, load, and train; the last rank dies while there are kills left. group: how to join, else by environment."""
+    """Join the group, train, and leave it after the model is gone, for the reason in kit_keep. group: how to join."""
     mark("entered")
-    done = len((FOLDER / "kills").read_text().splitlines()) if (FOLDER / "kills").exists() else 0
     dist.init_process_group("gloo", **group)
     mark("met")
+    steps()
+    dist.destroy_process_group()
+
+
+def steps() -> None:
+    """Load, and train; the last rank dies while there are kills left."""
+    done = len((FOLDER / "kills").read_text().splitlines()) if (FOLDER / "kills").exists() else 0
     rank = dist.get_rank()
     torch.manual_seed(7)
     net = torch.nn.Sequential(*(layer for _ in range(4) for layer in (torch.nn.Linear(256, 256), torch.nn.GELU())))
@@ -78,7 +84,6 @@ def train(**group: Any) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         # As in training: the others wait in a collective for the dead rank.
         dist.barrier()
-    dist.destroy_process_group()
 
 
 def in_process(world: int) -> None:

@@ -8,9 +8,10 @@ groups, so that no collective waits for the dead rank. The training function is 
 are dropped, and once the dead rank has been forked again, the function is called again: with another MASTER_PORT and
 KIT_RESTART_COUNT in the environment, as at a new start. Imports, the compiled model code and the CUDA context stay.
 
-The function has to join the process group itself, and to continue from the newest checkpoint. Objects that it keeps outside of its
-own variables stay as they are. All TCP connections of the process are closed, so one that it has elsewhere must be opened again. A
-rank that does not leave the function within five seconds is killed and forked again.
+The function has to join the process group itself, and to continue from the newest checkpoint. It leaves the group after its model
+is gone: DDP's reducer, as the last owner of the group, waits for gloo's threads, which may wait for Python (torch 2.13). Objects
+that it keeps outside of its own variables stay as they are. All TCP connections of the process are closed, so one that it has
+elsewhere must be opened again. A rank that does not leave the function within five seconds is killed and forked again.
 
 Outside a run with `[retry] keep`, run(train) only calls train(). Works with any Python from 3.8, and needs no installation.
 """
@@ -19,6 +20,7 @@ import gc
 import os
 import queue
 import socket
+import stat
 import sys
 import threading
 import traceback
@@ -122,14 +124,18 @@ def _break_groups():
         _abort_on_gpus()
     # Gloo's abort() wakes no waiting collective (torch 2.13). A closed connection does, at both ends.
     for name in os.listdir("/proc/self/fd"):  # noqa: PTH208
-        try:
-            with socket.socket(fileno=os.dup(int(name))) as copy:
-                if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
-                    # Of a listening socket this fails, and gloo would abort the process if that was shut down.
-                    copy.getpeername()
-                    copy.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            continue
+        # A file that is closed meanwhile, or a socket that listens: gloo would abort the process if that was shut down.
+        with suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(int(name)).st_mode):
+                _shut_down(int(name))
+
+
+def _shut_down(number):
+    """Shut a TCP connection down, for all who have it open."""
+    with socket.socket(fileno=os.dup(number)) as copy:
+        if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+            copy.getpeername()
+            copy.shutdown(socket.SHUT_RDWR)
 
 
 def _abort_on_gpus():
