@@ -9,6 +9,8 @@ from image_share import say
 
 # Seconds without a report after which a node counts as gone, and in which a node may still come when the others have the image.
 _SILENT_S, _ABSENT_S = 8.0, 30.0
+# Seconds in which the reader of the store must have stopped, so that others can join before it.
+_PAUSE_S = 2.0
 
 
 class Peer:
@@ -31,6 +33,8 @@ class Orders:
         self.store_bytes, self.began, self.changed = 0, now, now
         self.chain = None
         self._blocks, self._made, self._maker = None, False, None
+        # Nodes that join when the reader of the store has stopped, and their good blocks; that reader, and since when it is asked.
+        self._joining, self._paused, self._paused_at = {}, None, now
 
     # What the nodes do
 
@@ -74,6 +78,8 @@ class Orders:
         if said.get("done"):
             self.done.add(peer.name)
             peer.done, self.changed = True, now
+        if peer.name == self._paused and not {"paused", "done"}.isdisjoint(said):
+            self._join_waiting(now)
         if "made" in said and self._maker == peer.name:
             self.take_list(said["made"], now, maker=peer.name)
         elif "stranger" in said:
@@ -86,6 +92,8 @@ class Orders:
     def _relink(self, peer, said, now):
         """A node that begins, or whose source is of no use."""
         if "begin" in said:
+            if self._waits_for_reader(peer, said["begin"], now):
+                return
             self.chain.join(peer.name, said["begin"], now)
         elif "bad" in said:
             source = said["source"]
@@ -99,15 +107,45 @@ class Orders:
         peer.ordered = None
         self._send_orders()
 
+    def _waits_for_reader(self, peer, begin, now):
+        """Whether a node with a part of the image joins later.
+
+        It may have more than the reader of the store, and would then read in its place. How much the reader has, it tells when it
+        has stopped: by its last report, blocks would be read twice.
+        """
+        reader = next((one.name for one in self.chain.members if one.source == STORE), None)
+        if not 0 < begin < self.chain.blocks or reader == peer.name or reader not in self.peers:
+            return False
+        self._joining[peer.name] = begin
+        if self._paused is None:
+            self._paused, self._paused_at = reader, now
+            self.peers[reader].order(pause=True)
+        return True
+
+    def _join_waiting(self, now):
+        """Take in the nodes that waited for the reader of the store, and tell everybody where to take from."""
+        names = [self._paused, *self._joining]
+        for name, begin in self._joining.items():
+            self.chain.join(name, begin, now)
+        self._joining, self._paused = {}, None
+        for peer in (self.peers[name] for name in names if name in self.peers):
+            peer.ordered = None
+        self._send_orders()
+
     def _take_out(self, name, now):
+        self._joining.pop(name, None)
         if self.chain is not None:
             self.chain.leave(name, now)
+            if name == self._paused:
+                self._join_waiting(now)
             self._send_orders()
 
     # What the coordinator decides
 
     def look(self, now):
         """Pass by slow nodes. Returns the peers that have been silent for too long."""
+        if self._paused is not None and now - self._paused_at > _PAUSE_S:
+            self._join_waiting(now)
         passed = self.chain.judge(now) if self.chain is not None else None
         if passed is not None:
             say(f"{passed[0]} is passed by: {passed[1]}")
@@ -134,6 +172,7 @@ class Orders:
             return
         self._blocks, self._made, self._maker = blocks, maker is not None, None
         self.chain = Chain(blocks.count)
+        self._joining, self._paused = {}, None
         if maker is not None:
             # It has the whole image, so the others are behind it.
             self.chain.join(maker, blocks.count, now)
@@ -156,6 +195,7 @@ class Orders:
         else:
             say(f"{why}; the list of blocks is made again")
             self._blocks = self.chain = None
+            self._joining, self._paused = {}, None
             self._choose_maker()
 
     def _choose_maker(self):

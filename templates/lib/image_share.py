@@ -36,8 +36,9 @@ class Share:
 
     meeting: None where there is no coordinator. file: descriptor of the image here. have: its good blocks from the beginning.
     source: where the next comes from: STORE, the name of the node at `place`, or None. turn: grows with every order. done: the
-    image is whole and at its place. check: another node got a wrong block from here. make: list the blocks. over: all nodes have
-    the image. alone: nobody coordinates. listed: the digests of the blocks, if this node listed them from its whole copy.
+    image is whole and at its place. pause: the coordinator waits until this node reads nothing. check: another node got a wrong
+    block from here. make: list the blocks. over: all nodes have the image. alone: nobody coordinates. listed: the digests of the
+    blocks, if this node listed them from its whole copy.
     """
 
     def __init__(self, name, sha256, meeting, file, done):
@@ -45,7 +46,7 @@ class Share:
         self.changed = threading.Condition(threading.RLock())
         self.blocks, self.have, self.listed = None, 0, None
         self.source, self.place, self.turn = None, ("", 0), 0
-        self.check = self.make = self.over = self.alone = False
+        self.pause = self.check = self.make = self.over = self.alone = False
         self.refused = None
         self.store_bytes, self.moved = 0, time.monotonic()
         self._control, self._port = None, 0
@@ -92,9 +93,13 @@ class Share:
             time.sleep(_REPORT_S)
             if os.getppid() != parent:
                 os._exit(1)
-            with self.changed:
-                read, self.store_bytes = self.store_bytes, 0
-                self.tell(have=self.have, store_bytes=read)
+            self.tell_progress()
+
+    def tell_progress(self, **message):
+        """Report how far this node is, and what it has read from the store since the last report."""
+        with self.changed:
+            read, self.store_bytes = self.store_bytes, 0
+            self.tell(have=self.have, store_bytes=read, **message)
 
     def tell(self, **message):
         """Send the coordinator a report. When it is gone, `follow` notices."""
@@ -118,6 +123,9 @@ class Share:
             self.redirect(order["source"], (order["address"], order["port"]))
         elif "make" in order:
             self.make, self.blocks = True, None
+            self.redirect(None)
+        elif "pause" in order:
+            self.pause = True
             self.redirect(None)
         self.check = self.check or "check" in order
         self.refused = order.get("fail", self.refused)

@@ -136,6 +136,9 @@ class Taker:
         with share.changed:
             while share.source is None and share.blocks is blocks:
                 self._heed_refusal()
+                if share.pause:
+                    share.pause = False
+                    share.tell_progress(paused=True)
                 if time.monotonic() - share.moved > _STUCK_S:
                     self._help_itself(f"nothing came for {_STUCK_S:.0f} s")
                     break

@@ -42,7 +42,9 @@ def library(name: str) -> Any:
         sys.path.remove(str(LIB))
 
 
-image_blocks, image_chain, image_wire = map(library, ("image_blocks", "image_chain", "image_wire"))
+image_blocks, image_chain, image_orders, image_wire = map(
+    library, ("image_blocks", "image_chain", "image_orders", "image_wire")
+)
 PROGRAMS = sorted(path.name for path in LIB.glob("image_*.py"))
 MEBIBYTE = 1 << 20
 
@@ -546,6 +548,35 @@ def test_another_source_is_tried_where_a_node_with_the_image_sends_slowly() -> N
         passed.append(made.judge(float(second)))
     assert [one[0] for one in passed if one] == ["b", "a"]
     assert made.sources() == {"c": image_chain.STORE, "b": "c", "a": None}
+
+
+def test_the_reader_of_the_store_stops_before_a_node_with_a_part_joins(tmp_path: Path) -> None:
+    """Its last report may be old: with it, the node with a part would read blocks that have been read already."""
+    (tmp_path / "image").write_bytes(b"x" * 2_000_000)
+    with (tmp_path / "image").open("rb") as stream:
+        made = image_blocks.make(stream.fileno())
+    orders = image_orders.Orders(2, made.sha256, "stored", lambda text: None, 0.0)
+    orders.take_list(made.text(), 0.0)
+    sent: list[tuple[str, dict[str, Any]]] = []
+
+    def peer(name: str) -> Any:
+        one = image_orders.Peer(name, name, 1, False, order=lambda **order: sent.append((name, order)), now=0.0)
+        orders.arrive(one, 0.0)
+        return one
+
+    first, second = peer("a"), peer("b")
+    orders.hear(first, {"begin": 0}, 0.1)
+    orders.hear(first, {"have": 1, "store_bytes": 262_144}, 0.2)
+    sent.clear()
+    orders.hear(second, {"begin": 3}, 0.3)
+    assert sent == [("a", {"pause": True})]
+    orders.hear(first, {"have": 5, "store_bytes": 4 * 262_144, "paused": True}, 0.4)
+    assert {name: order["source"] for name, order in sent[1:]} == {"a": image_chain.STORE, "b": "a"}
+    # A node that is gone is not waited for.
+    third = peer("c")
+    orders.hear(third, {"begin": 2}, 0.5)
+    orders.depart(first, 0.6)
+    assert orders.chain.sources() == {"b": image_chain.STORE, "c": "b"}
 
 
 def test_a_list_of_another_image_or_a_cut_one_is_not_used(tmp_path: Path) -> None:

@@ -185,6 +185,15 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+def until_it_is_here(process: subprocess.Popen[str]) -> None:
+    """Until the job's program has said so. Fails with the messages of a process that ends before."""
+    assert process.stdout is not None
+    for line in process.stdout:
+        if "here" in line:
+            return
+    raise AssertionError(f"it ended with {process.wait()}: {process.communicate()[1]}")
+
+
 def raylet(lab: Lab) -> int:
     """The process that the outline has started."""
     file = next(iter(lab.rays())) / "raylet.pid"
@@ -243,7 +252,7 @@ sys.exit(128 + came[0])
 """
     process = lab.head(program)
     assert process.stdout is not None
-    until(lambda: process.stdout is not None and "here" in process.stdout.readline())
+    until_it_is_here(process)
     pid = raylet(lab)
     process.send_signal(signal.SIGUSR1)
     assert process.wait(60) == 128 + signal.SIGUSR1
@@ -264,7 +273,7 @@ def test_a_missing_node_is_named(lab: Lab) -> None:
 def test_a_dead_process_of_rays_is_named_and_ends_the_program(lab: Lab) -> None:
     process = lab.head("import time; print('here', flush=True); time.sleep(600)")
     assert process.stdout is not None
-    until(lambda: process.stdout is not None and "here" in process.stdout.readline())
+    until_it_is_here(process)
     os.kill(raylet(lab), signal.SIGKILL)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 137
@@ -284,7 +293,7 @@ def test_a_worker_stays_while_the_head_does(lab: Lab) -> None:
     worker = lab.start("worker", "--cpus=2", "--gpus=0", **env)
     head = lab.head("import time; print('here', flush=True); time.sleep(600)", JOINED="n1 n2")
     assert head.stdout is not None
-    until(lambda: head.stdout is not None and "here" in head.stdout.readline())
+    until_it_is_here(head)
     file = lab.folder / "t" / f"kit-ray-{os.getuid()}-8.0" / "raylet.pid"
     # The token is there until all nodes have joined, and the outline's worker has no part in that.
     token = lab.folder / "state" / "ray-token.0"
@@ -306,7 +315,7 @@ def test_a_worker_stays_while_the_head_does(lab: Lab) -> None:
 def test_what_a_killed_node_left_goes_with_the_next(lab: Lab) -> None:
     process = lab.head("import time; print('here', flush=True); time.sleep(600)")
     assert process.stdout is not None
-    until(lambda: process.stdout is not None and "here" in process.stdout.readline())
+    until_it_is_here(process)
     pid = raylet(lab)
     process.kill()
     process.communicate()

@@ -137,6 +137,8 @@ def test_a_hostile_log_leaves_the_terminal_as_it_was(tmp_path: Path, run_dir: Pa
     log = run / "logs" / "rank-0.log"
     log.write_bytes(b"\x1b]2;owned\x07\x1b]52;c;cm0gLXJm\x07\x1b[1A\rFORGED\x1b[K\nthe end\n")
     run_tmux = partial(subprocess.run, check=True, capture_output=True, text=True)
+    # Without a session of its own the server ends with the first one below, perhaps while the second one is made.
+    run_tmux(["tmux", "new-session", "-d", "-s", "other", "sh"])
     for command, title, pasted in (
         (f"{sys.executable} -m kit logs {run}", "before", ""),
         (f"cat {log}", "owned", "rm -rm"),
