@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from kit.cli.render_submit import ClusterName, Containers, Overrides
+from kit.cli.job_options import ClusterName, Containers, Overrides
 
 
 def generate(

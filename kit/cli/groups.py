@@ -7,8 +7,8 @@ from __future__ import annotations
 GROUPS = {
     "Jobs": {
         "init": "init.init",
-        "render": "render_submit.render",
-        "submit": "render_submit.submit",
+        "render": "render.render",
+        "submit": "submit.submit",
         "sweep": "sweep.sweep",
         "when": "when.when",
         "shell": "shell.shell",

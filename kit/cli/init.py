@@ -10,7 +10,7 @@ import typer
 
 from kit import untrusted_files
 from kit.cli import completion_candidates
-from kit.cli.render_submit import ClusterName
+from kit.cli.job_options import ClusterName
 
 if TYPE_CHECKING:
     from kit.data_folders import Entry

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from kit.cli.render_submit import ClusterName
+from kit.cli.job_options import ClusterName
 from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:

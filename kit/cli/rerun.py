@@ -6,7 +6,7 @@ import sys
 from typing import Annotated
 
 from kit.cli import completion_candidates
-from kit.cli.render_submit import Overrides
+from kit.cli.job_options import Follow, ManifestJson, Overrides, Wait
 from kit.cli.typer_later import typer
 
 
@@ -50,15 +50,15 @@ def rerun(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be written and run. Nothing is submitted.")
     ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")] = False,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Show the logs as they come; exit with the run's own code.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    wait: Wait = False,
+    follow: Follow = False,
+    as_json: ManifestJson = False,
 ) -> None:
     """Run an earlier run once more, with the same code, image, job and seed, in a new run folder."""
-    from kit.cli.render_submit import render_plan, show_warnings, submit_run
+    from kit.cli.render import render_plan
     from kit.cli.runs import folders
+    from kit.cli.submit import submit_run
+    from kit.cli.submit_messages import show_warnings
     from kit.cli.wait_and_follow import follow_run, wait_run
     from kit.errors import UsageError
     from kit.runs import find_runs, remote_clusters

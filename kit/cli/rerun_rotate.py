@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def rotate(run: str, *, from_step: int | None, overrides: list[str], avoid: bool, dry_run: bool, as_json: bool) -> None:
     """Run the last steps of a run three times, each time with its ranks on other nodes, and name the node with deviating
     numbers."""
-    from kit.cli.render_submit import show_warnings
     from kit.cli.runs import folders
+    from kit.cli.submit_messages import show_warnings
     from kit.health import rotate_ranks
     from kit.runs import find_runs, remote_clusters
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated
 
 from kit.cli import completion_candidates
-from kit.cli.render_submit import ClusterName, Containers, JobFile, Overrides
+from kit.cli.job_options import ClusterName, Containers, JobFile, Overrides
 from kit.cli.typer_later import typer
 
 

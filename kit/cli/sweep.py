@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from kit.cli import completion_candidates
-from kit.cli.render_submit import After, ClusterName, Containers, JobFile, Overrides, show_warnings
+from kit.cli.job_options import After, ClusterName, Containers, JobFile, Overrides
+from kit.cli.submit_messages import show_warnings
 from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from kit.cli import completion_candidates
-from kit.cli.render_submit import Containers, JobFile, Overrides
+from kit.cli.job_options import Containers, JobFile, Overrides
 from kit.cli.typer_later import typer
 from kit.safe_text import clean
 

@@ -11,7 +11,7 @@ import pytest
 
 from kit import data_folders, shell
 from kit.cli import init
-from kit.cli.render_submit import following
+from kit.cli.submit_messages import following
 from kit.slurm import embedded
 from tests.support import REPO, plan_of, write_job
 

@@ -75,7 +75,7 @@ def test_the_help_imports_no_command(tmp_path: Path) -> None:
     code = "import sys; from kit.cli import app; app(['--help'], standalone_mode=False); print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert "kit.cli.help_lines" in done.stdout
-    assert not {"kit.cli.render_submit", "kit.cli.runs", "kit.cli.images"} & set(done.stdout.splitlines())
+    assert not {"kit.cli.render", "kit.cli.submit", "kit.cli.runs", "kit.cli.images"} & set(done.stdout.splitlines())
 
 
 def test_listing_runs_imports_no_planning(tmp_path: Path) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from kit import shell
-from kit.cli import kept_render, render_submit
+from kit.cli import kept_render
+from kit.cli import render as command
 from kit.runs import traced_inputs
 from kit.workflow import stages
 
@@ -55,7 +56,7 @@ def render(project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     def rendered(*set_: str, as_json: bool = False) -> tuple[str, int]:
         planned.clear()
         capsys.readouterr()
-        render_submit.render(Path("job.toml"), cluster="here", containers=False, set_=list(set_), as_json=as_json)
+        command.render(Path("job.toml"), cluster="here", containers=False, set_=list(set_), as_json=as_json)
         return capsys.readouterr().out, len(planned)
 
     rendered()  # fills the kit's own small caches, which asks the clock
@@ -106,7 +107,7 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     "a file that is ignored now": lambda at, _: (at / ".gitignore").write_text("train.py.bak"),
     "a file that was looked for": lambda at, _: (at / ".kitignore").write_text("data/"),
     "a launcher of the project": lambda at, _: shell.run(
-        ["cp", "-r", str(Path(render_submit.__file__).parents[2] / "launchers"), str(at)]
+        ["cp", "-r", str(Path(command.__file__).parents[2] / "launchers"), str(at)]
     ),
     "an environment variable": lambda _, patch: patch.setenv("OF_THE_TEST", "1"),
     "the version": lambda _, patch: patch.setattr(kept_render, "__version__", "9.9"),
@@ -114,7 +115,7 @@ CHANGES: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
     "a link to the job": lambda at, _: link(at / "job.toml", at / "kept.toml"),
     "the permissions of a file": lambda at, _: (at / "train.py").chmod(0o600),
     "code of the kit": lambda _, patch: patch.setattr(
-        sys.modules["kit.planning.plan"], "__file__", str(Path(render_submit.__file__))
+        sys.modules["kit.planning.plan"], "__file__", str(Path(command.__file__))
     ),
 }
 

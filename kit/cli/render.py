@@ -1,0 +1,154 @@
+"""kit render: what a submit would write and run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from kit.cli import choose_cluster
+from kit.cli.job_options import ClusterChoice, Containers, JobFile, Overrides
+from kit.cli.submit_messages import show_warnings
+from kit.cli.typer_later import typer
+
+if TYPE_CHECKING:
+    from kit.cli.kept_render import Drawn
+    from kit.planning.plan import Plan
+    from kit.runs.prepare_run import Prepared
+    from kit.runs.two_clusters import TwoRuns
+    from kit.workflow.stages import PreparedStage
+
+    # One job, the stages of a job with [stages], or a training over two clusters.
+    Asked = Prepared | tuple[PreparedStage, ...] | TwoRuns
+
+
+def render(
+    job: JobFile = Path("job.toml"),
+    cluster: ClusterChoice = None,
+    containers: Containers = True,
+    set_: Overrides = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write the files to this folder instead of printing them.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print files and argv as JSON.")] = False,
+) -> None:
+    """Show what a submit would write and run. Nothing is submitted."""
+    from kit.cli import kept_render
+
+    overrides = list(set_ or [])
+
+    def made() -> Drawn | None:
+        return _planned_and_printed(job, cluster, overrides, output, containers=containers, as_json=as_json)
+
+    if output is not None:
+        made()
+        return
+    kept_render.answer([str(job), cluster, containers, overrides, as_json], made)
+
+
+def _planned_and_printed(
+    job: Path, cluster: str | None, overrides: list[str], output: Path | None, *, containers: bool, as_json: bool
+) -> Drawn | None:
+    """Returns what is random in the text; None for several jobs."""
+    from kit.cli.kept_render import Drawn
+    from kit.runs.prepare_run import Prepared
+
+    asked = prepare_asked(job, cluster, overrides=overrides, containers=containers)
+    render_asked(asked, output, as_json=as_json)
+    if not isinstance(asked, Prepared):
+        return None
+    return Drawn(asked.plan.job.name, asked.plan.run_id, asked.site.seed)
+
+
+def prepare_asked(
+    job: Path, cluster: str | None, *, overrides: list[str], containers: bool, debug: bool = False
+) -> Asked:
+    """Plan what a job file asks for, and print the warnings. debug: not used for a job on two clusters."""
+    from kit.workflow import stages
+
+    asked: Asked | None = _pair(job, cluster, overrides=overrides, containers=containers)
+    if asked is None:
+        cluster = choose_cluster.chosen(job, cluster, overrides=overrides, containers=containers)
+        asked = stages.prepare_job(job, cluster=cluster, overrides=overrides, containers=containers, debug=debug)
+    show_warnings(jobs_of(asked))
+    return asked
+
+
+def _pair(job: Path, cluster: str | None, *, overrides: list[str], containers: bool) -> TwoRuns | None:
+    """Both runs of a training over the two clusters that are named; None for any other job, or for one cluster."""
+    names = [name.strip() for name in (cluster or "").split(",")]
+    if len(names) < 2:
+        return None
+    from kit.runs import two_clusters
+
+    if not two_clusters.asked_for(job, names, overrides):
+        return None
+    return two_clusters.prepare(job, names, overrides=overrides, containers=containers)
+
+
+def jobs_of(asked: Asked) -> list[Prepared]:
+    """The jobs that a job file asks for."""
+    from kit.runs.prepare_run import Prepared
+
+    if isinstance(asked, Prepared):
+        return [asked]
+    return [stage.prepared for stage in asked] if isinstance(asked, tuple) else [*asked.runs]
+
+
+def render_asked(asked: Asked, output: Path | None, *, as_json: bool) -> None:
+    """Print what a submit would write and run, job by job; or write the files into a folder, one for each job."""
+    from kit.runs.prepare_run import Prepared
+
+    if isinstance(asked, Prepared):
+        facts: Any = _render_plan(asked.plan, output, as_json=as_json)
+    else:
+        facts = {}
+        for name, title, plan in _titled(asked):
+            if not as_json:
+                print(f"# {title}")
+            facts[name] = _render_plan(plan, output / name if output else None, as_json=as_json)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+
+
+def _titled(asked: tuple[PreparedStage, ...] | TwoRuns) -> Iterator[tuple[str, str, Plan]]:
+    """The name, the title and the plan of each of several jobs."""
+    if isinstance(asked, tuple):
+        for stage in asked:
+            after = "".join(f", after {one.name}:{one.kind}" for one in stage.after)
+            yield stage.name, f"stage {stage.name}{after}", stage.prepared.plan
+    else:
+        for one in asked.runs:
+            yield one.plan.cluster, f"cluster {one.plan.cluster}", one.plan
+
+
+def render_plan(made: Plan, *, as_json: bool) -> None:
+    """Print the files and the command of a submit of this plan."""
+    facts = _render_plan(made, None, as_json=as_json)
+    if as_json:
+        print(json.dumps(facts, indent=2))
+
+
+def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str, Any]:
+    """Print or write one plan; return its data for --json."""
+    from kit.runs import folder
+
+    written = folder.write_files(made, output) if output is not None else []
+    if as_json:
+        facts: dict[str, Any] = {"run": made.run_id, "run_dir": str(made.run_dir), "argv": list(made.argv)}
+        if output is not None:
+            return {**facts, "written": [str(path) for path in written]}
+        return {**facts, "files": {file.name: file.text for file in made.files}}
+    if output is not None:
+        print(*written, sep="\n")
+        return {}
+    texts = {file.name: file.text for file in made.files}
+    own = [f"{role.folder}/{name}".lstrip("/") for role in made.roles for name in ("worker.sh", "program.sh")]
+    options = [name for name in texts if name.startswith("configs/")]
+    for name in dict.fromkeys(("layout.txt", "batch.sh", *options, *own)):
+        if name in texts:
+            print(f"# ==> {name} <==")
+            print(texts[name])
+    print(f"# {' '.join(made.argv)}")
+    return {}

@@ -1,0 +1,86 @@
+"""What a submit says of its jobs, before and after."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from kit.safe_text import clean
+
+if TYPE_CHECKING:
+    from kit.errors import Fault
+    from kit.forecast.answers import WhenAnswer
+    from kit.forecast.submit_forecast import Outlook
+    from kit.planning.plan import Plan
+    from kit.runs.manifest import Manifest
+    from kit.runs.prepare_run import Prepared
+    from kit.sweeps.shared_plans import Kind
+
+
+# With more roles than this, a submit does not list each of them.
+_ROLES_NAMED = 8
+
+
+def show_warnings(jobs: Iterable[Prepared | Kind]) -> None:
+    """Print warnings about jobs that will run, but perhaps not as intended; each once, for any number of jobs."""
+    _warn(one for job in jobs for one in job.warnings)
+
+
+def show_advice(jobs: Iterable[Prepared]) -> None:
+    """Print what Slurm's topology makes slow. Slurm is asked at most once for each job."""
+    from kit.slurm import parallel_group_fit
+
+    _warn(one for job in jobs for one in parallel_group_fit.warnings(job.plan, env=job.env))
+
+
+def outlooks(jobs: Iterable[Prepared]) -> list[Outlook]:
+    """The forecast of each job before its submit. ConfigError for a job that cannot fit into its nodes."""
+    from kit.forecast import submit_forecast
+
+    seen = [submit_forecast.look(job) for job in jobs]
+    for one in seen:
+        submit_forecast.refuse(one)
+        _warn(submit_forecast.warnings(one))
+    return seen
+
+
+def _warn(found: Iterable[Fault]) -> None:
+    for one in dict.fromkeys(found):
+        print(f"kit: warning: {one}", file=sys.stderr)
+
+
+def show_outlook(found: Outlook, start: WhenAnswer | None) -> None:
+    """Print the forecast of a job's start and end."""
+    from kit.forecast import answers, submit_forecast
+
+    begins = start.start.expected if start and start.start else None
+    lines = [answers.line(start)] if start else []
+    for line in (*lines, *submit_forecast.sentences(found, start=begins)):
+        print(f"forecast: {clean(line)}", file=sys.stderr)
+
+
+def after_an_interrupt(ready: Prepared) -> str:
+    """Whether a submit that Ctrl-C interrupted was complete. A refused or interrupted submit leaves no folder."""
+    run_dir = ready.plan.run_dir
+    if ready.remote:
+        return f"'kit status {ready.plan.run_id}' tells whether the job was submitted"
+    if not run_dir.is_dir():
+        return "nothing was submitted"
+    return f"the job was submitted: 'kit logs -f {run_dir.name}' shows it, 'kit cancel {run_dir.name}' ends it"
+
+
+def announced(made: Manifest) -> str:
+    """The line that a submit prints about its job."""
+    from kit.spec.world_size_text import world_text
+
+    where = f"runtime {made.runtime}" + (f", image {made.image_digest}" if made.image_digest else "")
+    nodes = "1 node" if made.nodes == 1 else f"{made.nodes} nodes"
+    return f"job {made.job_id}: {nodes} on {made.cluster}, {world_text(made.world_sizes)}; {where}"
+
+
+def following(made: Plan) -> list[str]:
+    """The command lines that follow a run's logs: all of them, and those of each role."""
+    whole = f"kit logs {made.run_id} -f"
+    roles = [f"kit logs {made.run_id} {placed.name} -f" for placed in made.roles if placed.folder]
+    return [whole, *roles] if len(roles) <= _ROLES_NAMED else [whole]
