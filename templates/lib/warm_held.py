@@ -204,18 +204,19 @@ class Held:
         rank.waits = text == "waits"
         return True
 
-    def hear_client(self, pid):
+    def hear_client(self, rank):
         """The client of an ended rank passes on a signal, or is gone: there will be no other start."""
-        for rank in [one for one in self._ended if one.pid == pid]:
-            try:
-                text = rank.connection.recv(4096)
-            except OSError:
-                text = b""
-            if text:
-                self.release()
-            else:
-                self._ended.remove(rank)
-                self._end(rank)
+        if rank not in self._ended:
+            return
+        try:
+            text = rank.connection.recv(4096)
+        except OSError:
+            text = b""
+        if text:
+            self.release()
+        else:
+            self._ended.remove(rank)
+            self._end(rank)
 
     def _order(self, word, start, *changes):
         if word == "stop":

@@ -94,12 +94,13 @@ class WarmRanks:
             self._on_signals()
         elif key.fileobj == self._held.orders:
             return self._obey()
-        elif key.data in self._ranks and key.fileobj is self._ranks[key.data].link:
-            if not self._held.hear(self._ranks[key.data]):
+        elif key.fileobj is key.data.link:
+            if not self._held.hear(key.data):
                 self._selector.unregister(key.fileobj)
             self._held.settle()
-        else:
+        elif key.fileobj is key.data.connection:
             self._hear(key.data)
+        # Else it is closed since this look began: the ends of several ranks came at once.
         return None
 
     def _pause(self):
@@ -136,7 +137,7 @@ class WarmRanks:
                 os.close(fd)
             return None
         self._known.add(rank)
-        self._selector.register(connection, selectors.EVENT_READ, rank.pid)
+        self._selector.register(connection, selectors.EVENT_READ, rank)
         rank.tell("started")
         return None
 
@@ -153,9 +154,6 @@ class WarmRanks:
             except OSError:
                 rank.end = ("killed", int(signal.SIGKILL))
                 self._held.ended(rank, signalled=False)
-                continue
-            if rank.connection is not None:
-                self._selector.modify(rank.connection, selectors.EVENT_READ, rank.pid)
         return None
 
     def _fork(self, rank):
@@ -189,7 +187,7 @@ class WarmRanks:
             own.close()
             kept.setblocking(False)
             rank.link = kept
-            self._selector.register(kept, selectors.EVENT_READ, pid)
+            self._selector.register(kept, selectors.EVENT_READ, rank)
         self._held.forked(rank)
         return False
 
@@ -240,11 +238,10 @@ class WarmRanks:
             self._kill_all()
         self._held.settle()
 
-    def _hear(self, pid):
+    def _hear(self, rank):
         """The client of this rank passes on a signal, or is gone."""
-        rank = self._ranks.get(pid)
-        if rank is None or rank.connection is None:
-            self._held.hear_client(pid)
+        if self._ranks.get(rank.pid) is not rank:
+            self._held.hear_client(rank)
             return
         try:
             text = rank.connection.recv(4096).decode()
@@ -254,7 +251,7 @@ class WarmRanks:
             rank.passed += [(int(word), time.monotonic()) for word in text.split()]
         else:
             self._drop(rank)
-            os.kill(pid, signal.SIGKILL)
+            os.kill(rank.pid, signal.SIGKILL)
 
     def _forget(self, rank):
         self._known.discard(rank)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import signal
+import socket
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,3 +151,22 @@ def test_no_rank_has_the_files_of_the_warm_process(warm: Warm) -> None:
     two(warm)
     rank = warm.start("p2.py", RANK="2")
     assert (rank.wait(TIMEOUT_S), (warm.folder / "out").read_text()) == (0, "[]\n")
+
+
+def test_two_ranks_that_die_at_once_are_both_held(warm: Warm) -> None:
+    """Their ends are seen in one look: by SIGCHLD and by the links of kit_keep. The client of each is still there."""
+    ranks = two(warm, KIT_KEEP="1")
+    # The warm process reads the request of this client for ten seconds at most, and looks at nothing else meanwhile.
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.connect("\0" + warm.name)
+        time.sleep(0.2)
+        for rank in range(2):
+            pid = int((warm.folder / f"up-{rank}-0").read_text())
+            end(warm, rank, "kill")
+            came(lambda pid=pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+    assert [warm.report() for _ in ranks] == [["ended", "0", "0"], ["ended", "0", "1"]]
+    warm.order("stop", "0")
+    assert warm.report() == ["stopped", "0", "2"]
+    warm.order("again", "0", *CHANGES)
+    assert sorted(warm.report() for _ in ranks) == [["forked", "1", "0"], ["forked", "1", "1"]]
+    assert [rank.wait(TIMEOUT_S) for rank in ranks] == [0, 0]
