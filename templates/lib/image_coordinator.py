@@ -15,13 +15,12 @@ import json
 import os
 import secrets
 import signal
-import socket
 import sys
 import time
 from pathlib import Path
 
 import image_blocks
-import image_wire
+import node_wire
 from image_orders import Orders, Peer
 from image_share import say
 
@@ -45,7 +44,7 @@ class Coordinator:
         peer, address = None, writer.get_extra_info("peername")[0]
         try:
             await self._admit(reader, writer, address)
-            hello = image_wire.decode(await reader.readline())
+            hello = node_wire.decode(await reader.readline())
             if "left" in hello:
                 self.orders.fail(hello["node"], hello["left"], time.monotonic())
                 self._end_if_over()
@@ -55,7 +54,7 @@ class Coordinator:
             )
             self.orders.arrive(peer, time.monotonic())
             while line := await reader.readline():
-                said = image_wire.decode(line)
+                said = node_wire.decode(line)
                 self.orders.hear(peer, said, time.monotonic())
                 if said.get("done"):
                     self._end_if_over()
@@ -78,7 +77,7 @@ class Coordinator:
             raise ConnectionError("too many connections")
         self._strangers += 1
         try:
-            await asyncio.wait_for(self._prove(reader, writer), image_wire.PROVE_S)
+            await asyncio.wait_for(self._prove(reader, writer), node_wire.PROVE_S)
         except (OSError, EOFError, asyncio.TimeoutError):  # noqa: UP041 - another class before Python 3.11
             self._turned_away += 1
             if self._turned_away == 1:
@@ -88,14 +87,14 @@ class Coordinator:
             self._strangers -= 1
 
     async def _prove(self, reader, writer):
-        """The other side of `image_wire.connect`."""
-        own = os.urandom(image_wire.NUMBER_BYTES)
+        """The other side of `node_wire.connect`."""
+        own = os.urandom(node_wire.NUMBER_BYTES)
         writer.write(own)
-        theirs = await reader.readexactly(image_wire.NUMBER_BYTES)
-        shown = await reader.readexactly(image_wire.PROOF_BYTES)
-        if not hmac.compare_digest(shown, image_wire.proof(self.token, "client", own, theirs)):
+        theirs = await reader.readexactly(node_wire.NUMBER_BYTES)
+        shown = await reader.readexactly(node_wire.PROOF_BYTES)
+        if not hmac.compare_digest(shown, node_wire.proof(self.token, "client", own, theirs)):
             raise ConnectionError("a wrong proof")
-        writer.write(image_wire.proof(self.token, "server", theirs, own))
+        writer.write(node_wire.proof(self.token, "server", theirs, own))
 
     async def watch(self, parent):
         """Look at the chain until there is nothing left to do, or the batch script is gone."""
@@ -117,7 +116,7 @@ def _sending(writer):
         if "bye" in message:
             writer.transport.abort()
         elif not writer.is_closing():
-            writer.write(image_wire.encode(message))
+            writer.write(node_wire.encode(message))
 
     return order
 
@@ -152,18 +151,13 @@ def _write_new(path, text, mode):
         raise
 
 
-def _own_address(other):
-    """This node's address on the route to another node. Nothing is sent."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((other, 9))
-        return probe.getsockname()[0]
-
-
 async def _coordinate(meeting, other, orders, summary):
     coordinator = Coordinator(orders)
     parent = os.getppid()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, coordinator.over.set)
-    server = await asyncio.start_server(coordinator.serve, _own_address(other), 0, limit=_LONGEST_LINE, backlog=1024)
+    server = await asyncio.start_server(
+        coordinator.serve, node_wire.own_address(other), 0, limit=_LONGEST_LINE, backlog=1024
+    )
     address, port = server.sockets[0].getsockname()
     facts = {"address": address, "port": port, "token": coordinator.token.hex(), "sha256": orders.sha256}
     incoming = meeting.with_name(f"{meeting.name}.new")

@@ -19,7 +19,7 @@ import threading
 from pathlib import Path
 
 import image_blocks
-import image_wire
+import node_wire
 from image_sender import Sender
 from image_share import LOOK_S, STORE, FailedError, Meeting, Share, say
 from image_taker import Taker
@@ -82,10 +82,10 @@ def leave(name, meeting, why):
     if meeting is None:
         return
     try:
-        link = image_wire.connect(meeting.address, meeting.port, meeting.token)
-        image_wire.say(link, node=name, left=why)
+        link = node_wire.connect(meeting.address, meeting.port, meeting.token)
+        node_wire.say(link, node=name, left=why)
         link.close()
-    except (OSError, image_wire.StrangerError):
+    except (OSError, node_wire.StrangerError):
         return
 
 

@@ -4,7 +4,7 @@ import os
 import socket
 import threading
 
-import image_wire
+import node_wire
 
 # Connections that have not yet shown that they know the token, and seconds for a receiver that takes nothing.
 _MOST_STRANGERS, _SEND_S = 32, 30.0
@@ -37,8 +37,8 @@ class Sender:
     def _serve(self, link):
         try:
             try:
-                image_wire.admit(link, self._share.meeting.token)
-                asked = next(image_wire.messages(link))
+                node_wire.admit(link, self._share.meeting.token)
+                asked = next(node_wire.messages(link))
             finally:
                 self._strangers.release()
             link.settimeout(_SEND_S)
@@ -46,7 +46,7 @@ class Sender:
         except (OSError, ValueError, KeyError, StopIteration):
             # A receiver that is gone has another source by now, or asks again.
             pass
-        except image_wire.StrangerError as error:
+        except node_wire.StrangerError as error:
             self._turned_away += 1
             if self._turned_away == 1:
                 self._share.tell(stranger=str(error))

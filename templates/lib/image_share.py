@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import image_blocks
-import image_wire
+import node_wire
 
 STORE = "the image store"
 # Seconds between reports to the coordinator, and between checks of what changes without a message.
@@ -56,15 +56,15 @@ class Share:
         problem = "its address is gone"
         for attempt in range(_JOIN_TRIES if self.meeting is not None else 0):
             try:
-                control = image_wire.connect(self.meeting.address, self.meeting.port, self.meeting.token)
+                control = node_wire.connect(self.meeting.address, self.meeting.port, self.meeting.token)
                 control.settimeout(None)
                 with self.changed:
                     self._port = self._port or listen(control.getsockname()[0])
                     self._control, self.turn, self.source = control, self.turn + 1, None
                     self.moved = time.monotonic()
-                    image_wire.say(control, node=self.name, port=self._port, done=self.done)
+                    node_wire.say(control, node=self.name, port=self._port, done=self.done)
                 return True
-            except (OSError, image_wire.StrangerError) as error:
+            except (OSError, node_wire.StrangerError) as error:
                 problem = str(error)
                 time.sleep(0.3 * (attempt + 1))
         say(f"the coordinator does not answer: {problem}")
@@ -74,7 +74,7 @@ class Share:
         """Obey the coordinator until it is gone; then this node continues alone. A thread of its own."""
         while not self.over:
             try:
-                for order in image_wire.messages(self._control):
+                for order in node_wire.messages(self._control):
                     with self.changed:
                         self._obey(order)
                         self.changed.notify_all()
@@ -106,7 +106,7 @@ class Share:
         try:
             with self.changed:
                 if self._control is not None and not self.alone:
-                    image_wire.say(self._control, **message)
+                    node_wire.say(self._control, **message)
         except OSError:
             return
 

@@ -7,7 +7,7 @@ import threading
 import time
 
 import image_blocks
-import image_wire
+import node_wire
 from image_share import LOOK_S, STORE, FailedError, say
 
 # Seconds without a block until a node helps itself, and for an answer of the coordinator.
@@ -123,7 +123,7 @@ class Taker:
                     self._doubt(blocks, f"block {share.have} of {self._store} is not the listed one")
                 else:
                     self._report(turn, bad=share.have, source=source)
-            except (OSError, image_wire.StrangerError) as error:
+            except (OSError, node_wire.StrangerError) as error:
                 why = str(error) or type(error).__name__
                 if share.alone:
                     raise FailedError(why) from None
@@ -161,9 +161,9 @@ class Taker:
 
     def _read_node(self, blocks, turn, place):
         share = self._share
-        link = image_wire.connect(*place, share.meeting.token)
+        link = node_wire.connect(*place, share.meeting.token)
         try:
-            image_wire.say(link, node=share.name, **{"from": share.have})
+            node_wire.say(link, node=share.name, **{"from": share.have})
             link.settimeout(LOOK_S)
             buffer = memoryview(bytearray(blocks.block))
             while share.have < blocks.count:

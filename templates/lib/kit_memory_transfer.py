@@ -13,11 +13,12 @@ import socket
 import struct
 import threading
 
+import node_wire
 from kit_memory_files import BLOCK, DamagedError
 
-# Seconds in which the other end must send something, and bytes of the longest message.
+# Seconds in which the other end must send something; bytes of the longest message.
 TIMEOUT_S = 60.0
-_HANDSHAKE_S, _LONGEST, _NONCE = 10.0, 1 << 16, 32
+_HANDSHAKE_S, _LONGEST = 10.0, 1 << 16
 _LENGTH = struct.Struct("<I")
 
 
@@ -26,12 +27,11 @@ class Channel:
 
     def __init__(self, connection, token, *, serves):
         self._socket = connection
-        connection.settimeout(_HANDSHAKE_S)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        mine = os.urandom(_NONCE)
-        connection.sendall(mine)
-        its = self._receive(_NONCE)
-        self._key = hmac.new(token, b"".join((mine, its) if serves else (its, mine)), hashlib.sha256).digest()
+        try:
+            self._key = (node_wire.admit if serves else node_wire.greet)(connection, token, _HANDSHAKE_S)
+        except node_wire.StrangerError as error:
+            raise OSError(str(error)) from None
+        connection.settimeout(TIMEOUT_S)
         # The directions have their own names, and messages their numbers: none can be sent back, or again.
         self._names = (b"server", b"client") if serves else (b"client", b"server")
         self._sent = self._heard = 0
@@ -50,16 +50,16 @@ class Channel:
 
     def hear(self):
         """The other end's next message."""
-        (length,) = _LENGTH.unpack(self._receive(_LENGTH.size))
+        (length,) = _LENGTH.unpack(node_wire.read_exactly(self._socket, _LENGTH.size))
         if length > _LONGEST:
             raise OSError("the message is too long")
-        body = self._receive(length)
+        body = node_wire.read_exactly(self._socket, length)
         if not hmac.compare_digest(
-            self._receive(hashlib.sha256().digest_size), self._mac(self._names[1], self._heard, body)
+            node_wire.read_exactly(self._socket, hashlib.sha256().digest_size),
+            self._mac(self._names[1], self._heard, body),
         ):
             raise OSError("the other end does not know the token of this job")
         self._heard += 1
-        self._socket.settimeout(TIMEOUT_S)
         return json.loads(body)
 
     def send(self, payload, known=None):
@@ -76,26 +76,16 @@ class Channel:
         """Fill `payload`. Returns its sha256; DamagedError where it is not the sender's."""
         digest, at = hashlib.sha256(), 0
         while at < len(payload):
-            count = self._socket.recv_into(payload[at : at + BLOCK])
-            if not count:
-                raise OSError(f"the connection ended after {at} of {len(payload)} bytes")
-            digest.update(payload[at : at + count])
-            at += count
+            block = payload[at : at + BLOCK]
+            node_wire.read_into(self._socket, block)
+            digest.update(block)
+            at += len(block)
         if self.hear()["sha256"] != digest.hexdigest():
             raise DamagedError("the bytes differ from what was written")
         return digest.digest()
 
     def _mac(self, name, number, body):
         return hmac.new(self._key, b"%s %d " % (name, number) + body, hashlib.sha256).digest()
-
-    def _receive(self, length):
-        found = bytearray()
-        while len(found) < length:
-            more = self._socket.recv(length - len(found))
-            if not more:
-                raise OSError("the other end closed the connection")
-            found += more
-        return bytes(found)
 
 
 class Server:
@@ -182,13 +172,10 @@ def fetch(address, token, part, step, files):
 
 def own_address():
     """The address of this node that the other ranks reach: that of its route to rank 0."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            # Sends nothing.
-            probe.connect((os.environ.get("MASTER_ADDR", "127.0.0.1"), 9))
-            return probe.getsockname()[0]
-        except OSError:
-            return "127.0.0.1"
+    try:
+        return node_wire.own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))
+    except OSError:
+        return "127.0.0.1"
 
 
 def _connected(address, token):

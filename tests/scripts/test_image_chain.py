@@ -1,7 +1,7 @@
 """Passing an image on from node to node, with the real programs on addresses of this machine.
 
 They are image_chain.sh, image_coordinator.py, image_node.py and what these import: image_blocks.py, image_orders.py,
-image_sender.py, image_share.py, image_taker.py, image_wire.py.
+image_sender.py, image_share.py, image_taker.py, node_wire.py.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ def library(name: str) -> Any:
         sys.path.remove(str(LIB))
 
 
-image_blocks, image_chain, image_orders, image_wire = map(
-    library, ("image_blocks", "image_chain", "image_orders", "image_wire")
+image_blocks, image_chain, image_orders, node_wire = map(
+    library, ("image_blocks", "image_chain", "image_orders", "node_wire")
 )
 PROGRAMS = sorted(path.name for path in LIB.glob("image_*.py"))
 MEBIBYTE = 1 << 20
@@ -295,7 +295,7 @@ def test_strangers_are_turned_away_and_the_nodes_get_the_image(nodes: Nodes) -> 
             link = socket.create_connection(("127.0.0.1", number))
             link.settimeout(20)
             nonce = link.recv(64)
-            assert len(nonce) == image_wire.NUMBER_BYTES
+            assert len(nonce) == node_wire.NUMBER_BYTES
             link.sendall(nonce + nonce if said is None else said)
             links.append((link, said))
     for link, said in links:
@@ -322,16 +322,16 @@ def test_a_program_that_only_listens_gets_nothing(nodes: Nodes) -> None:
 
         def answer() -> bytes:
             link, _ = server.accept()
-            link.sendall(b"\1" * image_wire.NUMBER_BYTES)
-            said: bytes = image_wire.read_exactly(link, image_wire.NUMBER_BYTES + image_wire.PROOF_BYTES)
-            link.sendall(said[-image_wire.PROOF_BYTES :])
+            link.sendall(b"\1" * node_wire.NUMBER_BYTES)
+            said: bytes = node_wire.read_exactly(link, node_wire.NUMBER_BYTES + node_wire.PROOF_BYTES)
+            link.sendall(said[-node_wire.PROOF_BYTES :])
             return said
 
         token = os.urandom(32)
         with ThreadPoolExecutor() as pool:
             heard = pool.submit(answer)
-            with pytest.raises(image_wire.StrangerError):
-                image_wire.connect("127.0.0.1", port, token)
+            with pytest.raises(node_wire.StrangerError):
+                node_wire.connect("127.0.0.1", port, token)
         assert token not in heard.result()
 
 

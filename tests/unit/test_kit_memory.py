@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import os
@@ -291,9 +292,9 @@ def test_a_part_is_stored_and_fetched_with_the_token_alone(tmp_path: Path, servi
     files = module("kit_memory_files").Files(str(tmp_path / "own"))
     serving.transfer.fetch(serving.server.address, b"token", "rank-0", 5, files)
     assert files.read("rank-0", 5) == payload
-    with pytest.raises(OSError, match=r"token|closed|reset"):
+    with pytest.raises(OSError, match=r"token|ended|reset"):
         serving.transfer.store(serving.server.address, b"other", "rank-0", 6, payload)
-    with pytest.raises(OSError, match=r"token|closed|reset"):
+    with pytest.raises(OSError, match=r"token|ended|reset"):
         serving.transfer.fetch(serving.server.address, b"other", "rank-0", 5, files)
     assert serving.files.steps() == {"rank-0": [5]}
 
@@ -320,7 +321,7 @@ def test_bytes_that_changed_on_their_way_are_no_step(serving: Serving) -> None:
         channel.hear()
         connection.sendall(bytes(payload[:-1]) + b"x")
         channel.tell(sha256=module("kit_memory_files").sha256(payload).hex())
-        with pytest.raises(OSError, match=r"closed|reset"):
+        with pytest.raises(OSError, match=r"ended|reset"):
             channel.hear()
     assert serving.files.steps() == {}
 
@@ -333,7 +334,7 @@ def test_a_past_that_was_given_up_stores_nothing_more(tmp_path: Path, serving: S
         channel.tell(do="store", part="rank-0", step=10, size=len(payload))
         channel.hear()
         serving.server.close()
-        with pytest.raises(OSError, match=r"closed|reset|[Bb]roken"):
+        with pytest.raises(OSError, match=r"ended|reset|[Bb]roken"):
             channel.send(payload)
             channel.hear()
     assert serving.files.steps() == {}
@@ -364,9 +365,11 @@ def test_a_message_cannot_be_sent_again(serving: Serving) -> None:
             again.sendall(data)
         again.settimeout(30)
         answer = b""
-        while more := again.recv(1 << 16):
-            answer += more
-    assert len(answer) == 32, "its nonce, and nothing more"
+        # What the server has not read when it closes, makes a reset of the close.
+        with contextlib.suppress(ConnectionResetError):
+            while more := again.recv(1 << 16):
+                answer += more
+    assert len(answer) == 32, "its number, and nothing more"
 
 
 def test_arrays_and_plain_values_keep_type_and_value() -> None:

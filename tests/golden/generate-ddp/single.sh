@@ -919,7 +919,7 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/image_taker.py <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/image_wire.py <<'KIT_FILE'
+    unpack 644 lib/node_wire.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE

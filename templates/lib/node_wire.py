@@ -1,7 +1,8 @@
 """Connections between the nodes of a run: both ends show that they know the run's token before anything else is said.
 
 The token never crosses the network. Each end sends a random number, and answers the other's with its HMAC-SHA256 under the token.
-After that a connection carries lines of JSON, or the bytes of blocks. Works with any Python from 3.8.
+After that a connection carries lines of JSON or blocks of an image, or kit_memory_transfer's messages. Works with any Python from
+3.8.
 """
 
 import hashlib
@@ -31,21 +32,33 @@ def connect(address, port, token):
     """A connection to a node that knows the token. StrangerError when what listens there does not know it."""
     link = socket.create_connection((address, port), timeout=CONNECT_S)
     try:
-        link.settimeout(PROVE_S)
-        theirs, own = read_exactly(link, NUMBER_BYTES), os.urandom(NUMBER_BYTES)
-        link.sendall(own + proof(token, "client", theirs, own))
-        if not hmac.compare_digest(read_exactly(link, PROOF_BYTES), proof(token, "server", own, theirs)):
-            raise StrangerError(f"{address}:{port} does not know the run's token")
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        greet(link, token)
     except BaseException:
         link.close()
         raise
     return link
 
 
-def admit(link, token):
-    """Let a client in. StrangerError when it does not know the token, or says nothing for too long."""
-    link.settimeout(PROVE_S)
+def greet(link, token, seconds=PROVE_S):
+    """Show a server the token, and see that it knows it, within the time.
+
+    Returns the connection's key. StrangerError when the server does not know the token.
+    """
+    link.settimeout(seconds)
+    theirs, own = read_exactly(link, NUMBER_BYTES), os.urandom(NUMBER_BYTES)
+    link.sendall(own + proof(token, "client", theirs, own))
+    if not hmac.compare_digest(read_exactly(link, PROOF_BYTES), proof(token, "server", own, theirs)):
+        raise StrangerError("the server does not know the run's token")
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return proof(token, "key", theirs, own)
+
+
+def admit(link, token, seconds=PROVE_S):
+    """Let a client in that shows the token within the time.
+
+    Returns the connection's key. StrangerError when the client does not know the token, or says nothing.
+    """
+    link.settimeout(seconds)
     own = os.urandom(NUMBER_BYTES)
     try:
         link.sendall(own)
@@ -57,6 +70,14 @@ def admit(link, token):
         raise StrangerError("it does not know the run's token")
     link.sendall(proof(token, "server", theirs, own))
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return proof(token, "key", own, theirs)
+
+
+def own_address(other):
+    """This node's address on the route to another one; OSError where there is none. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((other, 9))
+        return probe.getsockname()[0]
 
 
 def read_exactly(link, length):
