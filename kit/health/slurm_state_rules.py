@@ -156,71 +156,85 @@ def _newest_line(record: Record) -> tuple[Evidence, ...]:
 
 def outside(record: Record) -> Answer | None:
     """The answer for an end from outside the program: a cancel, a limit, a preemption, a lost node."""
-    one = record.status
-    ended = _slurm_end_line(record)
-    why = ended[1]
-    evidence = ended[0]
-    if one.state == "TIMEOUT" or why == "TIME LIMIT":
-        advice = (
-            "save before the limit: leave slurm.lead as it is and set retry.requeue, or ask for more resources.time"
-        )
-        return answer(
-            record,
-            "time-limit",
-            JOB,
-            "it ran into its time limit and was ended by Slurm after {elapsed}",
-            advice=advice,
-            then=RESUME,
-            evidence=evidence,
-        )
-    if one.exit_code == _DOUBTED and (doubted := cite(record, "Slurm preempted the job, and the ranks ended with 0")):
-        advice = (
-            "end with 128 + the signal when the work is cut short; a 0 is taken for an end, and nothing is queued again"
-        )
-        return answer(
-            record,
-            "preempted",
-            AGAIN,
-            "it was preempted, and its ranks ended with 0: whether they were done is not known",
-            advice=advice,
-            then=RESUME,
-            evidence=doubted,
-        )
-    if one.state == "PREEMPTED" or why == "PREEMPTION":
-        advice = "set retry.requeue, and a preempted job goes back to the queue by itself"
-        return answer(
-            record,
-            "preempted",
-            AGAIN,
-            "it was preempted: a job of higher priority took its nodes",
-            advice=advice,
-            then=RESUME,
-            evidence=evidence,
-        )
-    if one.state == "CANCELLED" and one.reason.startswith("DependencyNeverSatisfied"):
-        advice = "look why the job that it depends on failed, and submit both again"
-        return answer(
-            record,
-            "dependency-failed",
-            JOB,
-            "Slurm dropped it: the job that it depends on ended the wrong way",
-            advice=advice,
-            then=SUBMIT,
-            evidence=(Evidence(file="squeue", line=0, text=one.reason),),
-        )
-    if one.state in {"NODE_FAIL", "BOOT_FAIL"} or why == "NODE FAILURE" or "NodeDown" in one.reason:
-        node = one.nodes or one.facts.nodes
-        advice = "leave the node out, and tell the administrator; retry.requeue or retry.spares do so by themselves"
-        return answer(
-            record,
-            "node-lost",
-            NODE,
-            f"a node of it was lost (it had {node})",
-            advice=advice,
-            then=WITHOUT_NODE.replace("{node}", node),
-            evidence=evidence,
-        )
+    evidence, why = _slurm_end_line(record)
+    for rule in (_time_limit, _preempted_and_done, _preempted, _never_started, _lost_node):
+        if (found := rule(record, why, evidence)) is not None:
+            return found
     return _asked_to_end(record, evidence)
+
+
+def _time_limit(record: Record, why: str, evidence: tuple[Evidence, ...]) -> Answer | None:
+    if record.status.state != "TIMEOUT" and why != "TIME LIMIT":
+        return None
+    return answer(
+        record,
+        "time-limit",
+        JOB,
+        "it ran into its time limit and was ended by Slurm after {elapsed}",
+        advice="save before the limit: leave slurm.lead as it is and set retry.requeue, or ask for more resources.time",
+        then=RESUME,
+        evidence=evidence,
+    )
+
+
+def _preempted_and_done(record: Record, _why: str, _evidence: tuple[Evidence, ...]) -> Answer | None:
+    doubted = "Slurm preempted the job, and the ranks ended with 0"
+    if record.status.exit_code != _DOUBTED or not (evidence := cite(record, doubted)):
+        return None
+    return answer(
+        record,
+        "preempted",
+        AGAIN,
+        "it was preempted, and its ranks ended with 0: whether they were done is not known",
+        advice="end with 128 + the signal when the work is cut short; a 0 is taken for an end, and nothing is queued again",
+        then=RESUME,
+        evidence=evidence,
+    )
+
+
+def _preempted(record: Record, why: str, evidence: tuple[Evidence, ...]) -> Answer | None:
+    if record.status.state != "PREEMPTED" and why != "PREEMPTION":
+        return None
+    return answer(
+        record,
+        "preempted",
+        AGAIN,
+        "it was preempted: a job of higher priority took its nodes",
+        advice="set retry.requeue, and a preempted job goes back to the queue by itself",
+        then=RESUME,
+        evidence=evidence,
+    )
+
+
+def _never_started(record: Record, _why: str, _evidence: tuple[Evidence, ...]) -> Answer | None:
+    one = record.status
+    if one.state != "CANCELLED" or not one.reason.startswith("DependencyNeverSatisfied"):
+        return None
+    return answer(
+        record,
+        "dependency-failed",
+        JOB,
+        "Slurm dropped it: the job that it depends on ended the wrong way",
+        advice="look why the job that it depends on failed, and submit both again",
+        then=SUBMIT,
+        evidence=(Evidence(file="squeue", line=0, text=one.reason),),
+    )
+
+
+def _lost_node(record: Record, why: str, evidence: tuple[Evidence, ...]) -> Answer | None:
+    one = record.status
+    if one.state not in {"NODE_FAIL", "BOOT_FAIL"} and why != "NODE FAILURE" and "NodeDown" not in one.reason:
+        return None
+    node = one.nodes or one.facts.nodes
+    return answer(
+        record,
+        "node-lost",
+        NODE,
+        f"a node of it was lost (it had {node})",
+        advice="leave the node out, and tell the administrator; retry.requeue or retry.spares do so by themselves",
+        then=WITHOUT_NODE.replace("{node}", node),
+        evidence=evidence,
+    )
 
 
 def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | None:

@@ -58,9 +58,11 @@ class Coordinator:
                 self.orders.hear(peer, said, time.monotonic())
                 if said.get("done"):
                     self._end_if_over()
-        except (OSError, EOFError, KeyError, ValueError, asyncio.CancelledError):
+        except (OSError, EOFError, asyncio.CancelledError):
             # A node that is gone, which the chain does without; or the end of this program.
             pass
+        except (KeyError, ValueError) as error:
+            say(f"a message from {address} is not understood: {error!r}")
         finally:
             writer.close()
             if peer is not None:

@@ -5,6 +5,7 @@ import socket
 import threading
 
 import node_wire
+from image_share import say
 
 # Connections that have not yet shown that they know the token, and seconds for a receiver that takes nothing.
 _MOST_STRANGERS, _SEND_S = 32, 30.0
@@ -43,9 +44,11 @@ class Sender:
                 self._strangers.release()
             link.settimeout(_SEND_S)
             self._send(link, int(asked["from"]))
-        except (OSError, ValueError, KeyError, StopIteration):
+        except (OSError, StopIteration):
             # A receiver that is gone has another source by now, or asks again.
             pass
+        except (KeyError, ValueError) as error:
+            say(f"the request of a node is not understood: {error!r}")
         except node_wire.StrangerError as error:
             self._turned_away += 1
             if self._turned_away == 1:

@@ -78,9 +78,11 @@ class Share:
                     with self.changed:
                         self._obey(order)
                         self.changed.notify_all()
-            except (OSError, ValueError, KeyError):
+            except OSError:
                 # The connection broke. The coordinator may still be there.
                 pass
+            except (ValueError, KeyError) as error:
+                say(f"an order of the coordinator is not understood: {error!r}")
             if self.over or not self.join(listen):
                 break
         with self.changed:

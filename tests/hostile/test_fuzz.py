@@ -311,6 +311,7 @@ def test_oci_layouts(index: object, manifest: object, config_: object, names: li
         (place / "layout" / "blobs" / "sha256" / ("0" * 64)).write_text(json.dumps(manifest))
         with _clear_error():
             oci.read(place / "layout", place)
+        assert [one.name for one in place.iterdir()] == ["layout"], "reading writes nothing"
         if isinstance(config_, dict):
             with suppress(KitError, ValueError, TypeError):
                 oci.config(config_)
