@@ -82,6 +82,7 @@ for step in range(1, steps + 1):
         began = time.perf_counter()
 if dist.get_rank() == 0:
     open(os.environ["KIT_RUN_DIR"] + "/took.json", "w").write(json.dumps(took))
+del net
 dist.destroy_process_group()
 """
 

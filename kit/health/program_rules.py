@@ -187,6 +187,18 @@ BY_CODE = (
         advice="a native library broke: look at the stack in the log, and at libraries of different versions",
     ),
     Rule(
+        id="freed-at-exit",
+        verdict=CODE,
+        code=134,
+        # The text of libstdc++ when a thread that nobody joined is destroyed, or unwound by the end of Python.
+        pattern=r"^terminate called without an active exception",
+        says="a thread of a native library was at work when the program ended",
+        advice=(
+            "with torch: free the model before destroy_process_group(), for instance by training in a function that "
+            "returns before it"
+        ),
+    ),
+    Rule(
         id="aborted",
         verdict=CODE,
         code=134,

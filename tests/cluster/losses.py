@@ -153,5 +153,5 @@ def check(made: dict[str, Any], run: Path) -> dict[str, tuple[float, float]]:
         "held after requeue": 4 * (at["start"][1] - at["requeue"][0]),
     }
     found = {name: (accounts.get(name, 0.0), seconds) for name, seconds in injected.items()}
-    assert {name: one for name, (one, _) in found.items()} == pytest.approx(injected, rel=0.05)
+    assert {name: one for name, (one, _) in found.items()} == pytest.approx(injected, rel=0.05), found
     return found

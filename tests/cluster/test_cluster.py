@@ -27,7 +27,8 @@ pytestmark = pytest.mark.cluster
 
 SMALL = ClusterSize(nodes=2, gpus_per_node=1, placeholder_gpus=True)
 AS_ROOT = os.geteuid() == 0
-CLI = "from kit.cli.cluster import app; app()"
+# `kit cluster`, with any Python.
+CLI = "import sys; from kit.cli import main; sys.argv.insert(1, 'cluster'); main()"
 
 
 def slurm(cluster: EmbeddedCluster, *argv: str) -> str:

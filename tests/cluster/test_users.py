@@ -276,6 +276,8 @@ same = net.module.weight.grad.clone()
 dist.broadcast(same, src=0)
 found = {"world": dist.get_world_size(), "equal": torch.equal(same, net.module.weight.grad)}
 open(f"{os.environ['KIT_RUN_DIR']}/ddp-{dist.get_rank()}.json", "w").write(json.dumps(found))
+del net
+dist.destroy_process_group()
 """
 
 

@@ -47,6 +47,7 @@ for step in range(begin, 4):
         if rank == 0:
             torch.save({"net": net.state_dict(), "optimizer": optimizer.state_dict()}, "saved.pt")
         dist.barrier()
+del model, loss
 dist.destroy_process_group()
 """
 

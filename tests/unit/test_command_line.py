@@ -274,6 +274,36 @@ except KeyboardInterrupt:
 """
 
 
+IN_A_DESTRUCTOR = """
+import signal, sys, time
+from kit import cli
+from kit.cli import interrupts
+class Dropped:
+    def __del__(self):
+        signal.raise_signal(int(sys.argv[1]))
+def work():
+    try:
+        Dropped()
+        time.sleep(60)
+    except KeyboardInterrupt:
+        return interrupts.end()
+cli._run = work
+try:
+    cli.main()
+finally:
+    print("cleaned up")
+"""
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_a_destructor_is_not_lost(number: signal.Signals) -> None:
+    """Python drops the exception of a destructor. A Ctrl-C while a Popen was dropped was lost in that way."""
+    argv = [sys.executable, "-c", IN_A_DESTRUCTOR, str(int(number))]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (128 + number, "cleaned up\n"), done.stderr
+    assert "ignored" not in done.stderr
+
+
 def test_a_second_ctrl_c_stops_the_cleaning_up() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", CLEANING], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True

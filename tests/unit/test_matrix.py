@@ -114,10 +114,10 @@ for _ in range(3):
 deadline = time.monotonic() + 10
 while time.monotonic() < deadline:
     states = [path.read_text().rpartition(") ")[2][0] for path in pathlib.Path("/proc").glob("[0-9]*/stat")]
-    if len(states) <= 2 or "Z" in states:
+    if len(states) <= 2:
         break
     time.sleep(0.1)
-raise SystemExit(7 if "Z" not in states else 1)
+raise SystemExit(7 if len(states) <= 2 and "Z" not in states else 1)
 """
 
 

@@ -186,7 +186,7 @@ def until(condition: Callable[[], object]) -> None:
 
 
 def until_it_is_here(process: subprocess.Popen[str]) -> None:
-    """Until the job's program has said so. Fails with the messages of a process that ends before."""
+    """Wait until the job's program has started. Fails with the messages of a process that ends before."""
     assert process.stdout is not None
     for line in process.stdout:
         if "here" in line:

@@ -81,6 +81,12 @@ CASES: dict[str, Case] = {
         rule="segfault", verdict=CODE, says="segmentation fault", program="import ctypes\nctypes.string_at(0)\n"
     ),
     "aborted": Case(rule="aborted", verdict=CODE, says="abort", program="import os\nos.abort()\n"),
+    "freed-at-exit": Case(
+        rule="freed-at-exit",
+        verdict=CODE,
+        says="thread of a native library",
+        program="import ctypes\nctypes.CDLL('libstdc++.so.6')._ZSt9terminatev()\n",
+    ),
     "bus-error": Case(
         rule="bus-error",
         verdict=ADMIN,
