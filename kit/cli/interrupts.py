@@ -60,10 +60,10 @@ def _say(line: str) -> None:
 def _send_again(raised: sys.UnraisableHookArgs) -> None:
     """Send a signal again whose exception Python drops.
 
-    Python drops an exception in a destructor or in a weak reference's callback, and a signal's handler may be called in one, such as
-    Popen.__del__. The next call of the handler finds the command itself.
+    Python drops an exception in a destructor or in a weak reference's callback, and a signal's handler may be called in one,
+    such as Popen.__del__. The next call of the handler finds the command itself.
     """
-    global _dropped  # noqa: PLW0603 - see above
+    global _dropped
     if isinstance(raised.exc_value, KeyboardInterrupt):
         number, _dropped = signal.SIGINT, True
     elif isinstance(raised.exc_value, SystemExit) and raised.exc_value.code == 128 + signal.SIGTERM:

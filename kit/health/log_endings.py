@@ -14,6 +14,8 @@ _PREFIX = re.compile(r"^(?:\[(?:rank|default|[a-z_]+)\d+\]:\s?)+")
 _FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+)(?:, in (?P<function>.+))?$')
 # faulthandler's traceback: the innermost frame comes first.
 _FATAL = re.compile(r"^Fatal Python error: (?P<what>.+)$")
+# What libstdc++ and assert(3) print before: the reason of the abort.
+_NATIVE = re.compile(r"^terminate called |^ +what\(\): |^[^\n]*Assertion .* failed")
 _FATAL_FRAME = re.compile(r'^\s+File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<function>.+)$')
 _RAISED = re.compile(r"^(?P<type>[A-Za-z_][\w.]*)(?:: (?P<message>.*))?$")
 _LIBRARY_PATHS = ("/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "<string>")
@@ -97,13 +99,16 @@ def _fatal(log: Log, lines: list[str], roots: Sequence[tuple[str, str]]) -> Endi
     for at in range(len(lines) - 1, -1, -1):
         if fatal := _FATAL.match(lines[at]):
             block = [match for line in lines[at:] if (match := _FATAL_FRAME.match(line))]
+            begin = at
+            while begin > 0 and _NATIVE.match(lines[begin - 1]):
+                begin -= 1
             return Ending(
                 type="",
                 message="",
-                text=fatal[0],
+                text="\n".join([*lines[begin:at], fatal[0]]),
                 place=_place(block, roots),
-                line=log.number(at),
-                quoted=shown(lines[at]),
+                line=log.number(max(begin, at - 1)),
+                quoted=shown(lines[max(begin, at - 1)]),
             )
     return None
 

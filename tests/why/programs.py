@@ -81,6 +81,16 @@ CASES: dict[str, Case] = {
         rule="segfault", verdict=CODE, says="segmentation fault", program="import ctypes\nctypes.string_at(0)\n"
     ),
     "aborted": Case(rule="aborted", verdict=CODE, says="abort", program="import os\nos.abort()\n"),
+    # Python's own report of the signal follows what a C++ library says of it.
+    "aborted-with-a-reason": Case(
+        rule="aborted",
+        verdict=CODE,
+        says="abort.*stoi",
+        program=(
+            "import os\nos.write(2, b'terminate called after throwing an instance of \\'std::invalid_argument\\'\\n')\n"
+            "os.write(2, b'  what():  stoi\\n')\nos.abort()\n"
+        ),
+    ),
     "freed-at-exit": Case(
         rule="freed-at-exit",
         verdict=CODE,
