@@ -2,25 +2,33 @@
 # The job's folder as it was at submit: the run's own copy, which programs may change. The first start makes it, completely or not
 # at all.
 
-workspace::prepare() {
-    local -r folder="${KIT_RUN_DIR}/workspace"
-    # Without a snapshot, the run works in the job's folder itself.
+# Before the nodes look for the folder: an empty one, if it is not the copy of this snapshot. After a failed point of a sweep was
+# submitted again with other code, what its programs wrote is kept beside it.
+workspace::set_aside() {
+    local -r folder="${KIT_RUN_DIR}/workspace" mark="${KIT_RUN_DIR}/state/tree"
     [[ -n "${KIT_TREE}" ]] || return 0
-    local -r mark="${KIT_RUN_DIR}/state/tree"
     local had=""
     [[ ! -e "${mark}" ]] || had="$(<"${mark}")"
-    if [[ -d "${folder}" && "${had}" == "${KIT_TREE}" ]]; then
+    [[ ! -d "${folder}" || "${had}" != "${KIT_TREE}" ]] || return 0
+    if [[ -d "${folder}" ]] && ! rmdir -- "${folder}" 2>/dev/null; then
+        mv --no-target-directory -- "${folder}" "${folder}.${had:0:12}.${EPOCHSECONDS}"
+    fi
+    rm -f -- "${mark}"
+    mkdir --mode=0700 -- "${folder}"
+}
+
+# After set_aside. Without a snapshot, the run works in the job's folder itself.
+workspace::prepare() {
+    local -r folder="${KIT_RUN_DIR}/workspace"
+    [[ -n "${KIT_TREE}" ]] || return 0
+    if [[ -e "${KIT_RUN_DIR}/state/tree" ]]; then
         workspace::say_changes "${folder}"
         return 0
     fi
     workspace::copy "${folder}.partial" || return 1
-    # An empty folder was made with the run folder, as a mount point. This replaces it at once: the preflight looks for it meanwhile.
-    # If the folder is not empty, a failed point of a sweep was submitted again with other code: keep what its programs wrote.
-    if ! mv --no-target-directory -- "${folder}.partial" "${folder}" 2>/dev/null; then
-        mv --no-target-directory -- "${folder}" "${folder}.${had:0:12}.${EPOCHSECONDS}"
-        mv --no-target-directory -- "${folder}.partial" "${folder}"
-    fi
-    printf '%s\n' "${KIT_TREE}" >"${mark}"
+    # This replaces the empty folder at once: the preflight looks for it meanwhile.
+    mv --no-target-directory -- "${folder}.partial" "${folder}" || return 1
+    printf '%s\n' "${KIT_TREE}" >"${KIT_RUN_DIR}/state/tree"
 }
 
 # workspace::copy FOLDER: copies the files, so that no two of them share an inode, as they may in the store, and all are writable.

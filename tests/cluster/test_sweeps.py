@@ -58,6 +58,17 @@ def results(lab: Lab, folder: Path, *options: str) -> list[dict[str, object]]:
     return found
 
 
+def said_by_failed(done: Completed, folder: Path) -> str:
+    """What a sweep said, and the logs of its points that ended with an error."""
+    logs = [
+        f"{log}:\n{log.read_text(errors='replace')}"
+        for run in sorted((folder / "points").iterdir())
+        if "exit code 0" not in (run / "logs" / "batch.log").read_text(errors="replace").rpartition("end of job")[2]
+        for log in sorted((run / "logs").rglob("*.log"))
+    ]
+    return "\n".join([done.stderr, *logs])
+
+
 def starts(run: Path) -> int:
     """How often the ranks of a run were started."""
     return (run / "state" / "events.jsonl").read_text().count('"event": "attempt"')
@@ -99,7 +110,8 @@ def test_one_array_then_only_the_failed_points_again(clean: Lab) -> None:
     (lab.project / "fixed").touch()
     job = lab.project / "job.toml"
     job.write_text(job.read_text().replace("seed = [1, 2, 3]", "seed = [1, 2, 3, 4]"))
-    again = sweep(lab, "--retry", "--wait")
+    again = sweep(lab, "--retry", "--wait", check=False)
+    assert again.returncode == 0, said_by_failed(again, folder)
     assert folder_of(again) == folder
     assert [starts(point(folder, n)) for n in range(8)] == [1, 1, 1, 2, 2, 2, 1, 1], "three again, and two new ones"
     assert "attempt 1" in (point(folder, 3) / "logs" / "rank-0.log").read_text()

@@ -10,7 +10,7 @@ import pytest
 
 from kit.snapshots import scan
 from kit.snapshots.store import Store
-from tests.scripts.batch_lab import BatchLab
+from tests.scripts.batch_lab import BIN, BatchLab
 
 
 class Taken:
@@ -34,7 +34,7 @@ class Taken:
 
     def prepare(self, tree: Path, then: str = "") -> list[str]:
         constants = f"KIT_SNAPSHOT={tree} KIT_TREE={tree.name}"
-        return self.lab.bash(f"{constants}\nworkspace::prepare; echo code $?\n{then}")
+        return self.lab.bash(f"{constants}\nworkspace::set_aside && workspace::prepare; echo code $?\n{then}")
 
     @property
     def copy(self) -> Path:
@@ -93,6 +93,18 @@ def test_another_snapshot_is_another_copy(taken: Taken) -> None:
     assert (before / "out.txt").read_text() == "mine\n"
 
 
+def test_the_folder_is_there_while_its_content_changes(taken: Taken) -> None:
+    """The nodes' checks look for it at the same time. For an instant it was gone, and a point of a retried sweep failed."""
+    taken.prepare(taken.put())
+    (taken.source / "train.py").write_text("two\n")
+    tree = taken.put()
+    constants = f"KIT_SNAPSHOT={tree} KIT_TREE={tree.name}"
+    look = f"mv() {{ command mv \"$@\"; [[ -d {taken.copy} ]] || echo gone; }}"
+    assert taken.lab.bash(f"{constants}\nworkspace::set_aside\n{look}\nworkspace::prepare; echo code $?") == ["code 0"]
+    batch = (BIN / "batch.sh").read_text()
+    assert batch.index("workspace::set_aside") < batch.index("node_checks::start_early")
+
+
 def test_what_a_kill_left_is_made_anew(taken: Taken) -> None:
     tree = taken.put()
     partial = taken.lab.run_dir / "workspace.partial"
@@ -121,11 +133,11 @@ def test_a_damaged_snapshot_is_refused(taken: Taken, broken: str) -> None:
     said = taken.prepare(tree)
     assert said[-1] == "code 1"
     assert any(f"the workspace in {tree} {what}; submit the job again" in line for line in said)
-    assert not taken.copy.exists()
+    assert [*taken.copy.iterdir()] == []
 
 
 def test_a_live_folder_is_left_alone(taken: Taken) -> None:
-    assert taken.lab.bash("KIT_TREE= KIT_SNAPSHOT=\nworkspace::prepare; echo code $?") == ["code 0"]
+    assert taken.lab.bash("KIT_TREE= KIT_SNAPSHOT=\nworkspace::set_aside && workspace::prepare; echo code $?") == ["code 0"]
     assert not taken.copy.exists()
 
 

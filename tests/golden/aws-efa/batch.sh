@@ -333,6 +333,7 @@ main() {
     nodes::list || exit 1
     events::record start nodes "${SLURM_JOB_NODELIST}"
     # The nodes check themselves while this script does the rest.
+    workspace::set_aside || exit 1
     node_checks::start_early
     workspace::prepare || exit 1
     nodes::resolve || exit 1

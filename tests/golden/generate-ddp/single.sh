@@ -372,6 +372,7 @@ main() {
     nodes::list || exit 1
     events::record start nodes "${SLURM_JOB_NODELIST}"
     # The nodes check themselves while this script does the rest.
+    workspace::set_aside || exit 1
     node_checks::start_early
     workspace::prepare || exit 1
     nodes::resolve || exit 1
@@ -919,8 +920,6 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/image_taker.py <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/node_wire.py <<'KIT_FILE'
-KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_keep.py <<'KIT_FILE'
@@ -942,6 +941,8 @@ KIT_FILE
     unpack 644 lib/memory_checkpoints.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/node_checks.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/node_wire.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/nodes.sh <<'KIT_FILE'
 KIT_FILE

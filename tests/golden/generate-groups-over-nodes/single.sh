@@ -478,6 +478,7 @@ main() {
     nodes::list || exit 1
     events::record start nodes "${SLURM_JOB_NODELIST}"
     # The nodes check themselves while this script does the rest.
+    workspace::set_aside || exit 1
     node_checks::start_early
     workspace::prepare || exit 1
     nodes::resolve || exit 1
@@ -1304,8 +1305,6 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/image_taker.py <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/node_wire.py <<'KIT_FILE'
-KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_keep.py <<'KIT_FILE'
@@ -1327,6 +1326,8 @@ KIT_FILE
     unpack 644 lib/memory_checkpoints.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/node_checks.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/node_wire.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/nodes.sh <<'KIT_FILE'
 KIT_FILE
