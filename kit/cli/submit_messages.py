@@ -1,4 +1,4 @@
-"""What a submit says of its jobs, before and after."""
+"""Prints what a submit tells of its jobs, before and after."""
 
 from __future__ import annotations
 
