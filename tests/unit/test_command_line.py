@@ -276,6 +276,7 @@ except KeyboardInterrupt:
 
 IN_A_DESTRUCTOR = """
 import signal, sys, time
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from kit import cli
 from kit.cli import interrupts
 class Dropped:
