@@ -1,6 +1,6 @@
 """Measures one DiLoCo training on two embedded clusters with 20 Mbit/s and 100 ms between them, and the loss of one of them.
 
-    python -m benchmarks two_clusters [--steps 1500] [--rate 20] [--round-trip 100]
+    python -m benchmarks two_clusters [--steps 5000] [--rate 20] [--round-trip 100]
 
 Needs root, Slurm and the image frameworks-cpu in the store. The nodes of the second cluster reach the relay only by a slow line
 (tests/cluster/slow_link.py). Bytes are those that crossed it from submit to end: weights, quorums, heartbeats and TCP's own. Three
@@ -101,7 +101,7 @@ class Bench:
 def main(arguments: Sequence[str]) -> int:
     """Print the tables. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks two_clusters", description=__doc__)
-    parser.add_argument("--steps", type=int, default=1500, help="inner steps of each training; a multiple of 10")
+    parser.add_argument("--steps", type=int, default=5000, help="inner steps of each training; a multiple of 10")
     parser.add_argument("--rate", type=float, default=20, help="Mbit/s, in each direction")
     parser.add_argument("--round-trip", type=float, default=100, help="ms")
     asked = parser.parse_args(arguments)
