@@ -99,7 +99,7 @@ def test_the_folder_is_there_while_its_content_changes(taken: Taken) -> None:
     (taken.source / "train.py").write_text("two\n")
     tree = taken.put()
     constants = f"KIT_SNAPSHOT={tree} KIT_TREE={tree.name}"
-    look = f"mv() {{ command mv \"$@\"; [[ -d {taken.copy} ]] || echo gone; }}"
+    look = f'mv() {{ command mv "$@"; [[ -d {taken.copy} ]] || echo gone; }}'
     assert taken.lab.bash(f"{constants}\nworkspace::set_aside\n{look}\nworkspace::prepare; echo code $?") == ["code 0"]
     batch = (BIN / "batch.sh").read_text()
     assert batch.index("workspace::set_aside") < batch.index("node_checks::start_early")
@@ -137,7 +137,9 @@ def test_a_damaged_snapshot_is_refused(taken: Taken, broken: str) -> None:
 
 
 def test_a_live_folder_is_left_alone(taken: Taken) -> None:
-    assert taken.lab.bash("KIT_TREE= KIT_SNAPSHOT=\nworkspace::set_aside && workspace::prepare; echo code $?") == ["code 0"]
+    assert taken.lab.bash("KIT_TREE= KIT_SNAPSHOT=\nworkspace::set_aside && workspace::prepare; echo code $?") == [
+        "code 0"
+    ]
     assert not taken.copy.exists()
 
 
