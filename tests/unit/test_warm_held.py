@@ -7,6 +7,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -153,6 +154,10 @@ def test_no_rank_has_the_files_of_the_warm_process(warm: Warm) -> None:
     assert (rank.wait(TIMEOUT_S), (warm.folder / "out").read_text()) == (0, "[]\n")
 
 
+def is_zombie(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+
+
 def test_two_ranks_that_die_at_once_are_both_held(warm: Warm) -> None:
     """Their ends are seen in one look: by SIGCHLD and by the links of kit_keep. The client of each is still there."""
     ranks = two(warm, KIT_KEEP="1")
@@ -163,7 +168,7 @@ def test_two_ranks_that_die_at_once_are_both_held(warm: Warm) -> None:
         for rank in range(2):
             pid = int((warm.folder / f"up-{rank}-0").read_text())
             end(warm, rank, "kill")
-            came(lambda pid=pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z")
+            came(partial(is_zombie, pid))
     assert [warm.report() for _ in ranks] == [["ended", "0", "0"], ["ended", "0", "1"]]
     warm.order("stop", "0")
     assert warm.report() == ["stopped", "0", "2"]
