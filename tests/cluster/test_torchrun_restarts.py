@@ -35,6 +35,8 @@ if rank == "3" and number < int(sys.argv[1]):
     os.kill(os.getpid(), 9)
 while not (run / f"up-3-{sys.argv[1]}").exists() or (sys.argv[2:] == ["wait"] and not (run / "finish").exists()):
     time.sleep(0.05)
+if sys.argv[2:] == ["gloo"]:
+    dist.destroy_process_group()
 """
 RuntimeOf = Callable[[str], list[str]]
 

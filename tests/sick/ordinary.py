@@ -57,3 +57,4 @@ for step in range(1, steps + 1):
 if rank == 0:
     with progress.phase("save"):
         save(20)
+dist.destroy_process_group()

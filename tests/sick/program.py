@@ -147,3 +147,4 @@ for step in range(1, 400):
         (run / "fault-may-begin").touch()
     if (run / "finish").exists():
         break
+dist.destroy_process_group()

@@ -26,7 +26,8 @@ def steps(parameters: list[nn.Parameter], group: Any, mesh: Any) -> list[torch.T
     return [p.full_tensor() if mesh else p.detach().clone() for p in parameters]
 
 
-with ranks.started("cpu") as world:
+def compare(world: ranks.Ranks) -> None:
+    """Print the differences. What holds a process group ends with this function: torch 2.13 may abort a rank that keeps it."""
     made, calls = muon.orthogonal, [0]
 
     def counted(matrices: torch.Tensor) -> torch.Tensor:
@@ -52,3 +53,8 @@ with ranks.started("cpu") as world:
     dist.all_gather_object(every, told, group=world.control)
     if world.is_main_process:
         print(json.dumps(every))
+
+
+with ranks.started("cpu") as of_all:
+    compare(of_all)
+    del of_all
