@@ -162,6 +162,29 @@ class _Feeder(threading.Thread):
             sink.close()
 
 
+class _Collected:
+    """Reads both outputs of a program to their ends, while this process writes its input."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._found = [b"", b""]
+        self._readers = [
+            threading.Thread(target=self._read, args=(place, stream), daemon=True)
+            for place, stream in enumerate((process.stdout, process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def both(self) -> tuple[bytes, bytes]:
+        """stdout and stderr, once the program has closed them."""
+        for reader in self._readers:
+            reader.join()
+        return self._found[0], self._found[1]
+
+    def _read(self, place: int, stream: IO[bytes] | None) -> None:
+        if stream is not None:
+            self._found[place] = stream.read()
+
+
 @contextlib.contextmanager
 def output(argv: Argv) -> Iterator[IO[bytes]]:
     """The standard output of a program as bytes, for the length of a block; the program ends with the block.
@@ -192,15 +215,9 @@ def feed(
     Raises ToolError when the program fails. If it ends before its input does, its own message is raised, not the broken pipe.
     """
     process = _popen(argv, env=env, stdin=subprocess.PIPE)
-    collected: dict[str, bytes] = {}
     with _owned(process):
-        assert process.stdin and process.stdout and process.stderr
-        readers = [
-            threading.Thread(target=lambda n=name, s=stream: collected.update({n: s.read()}), daemon=True)
-            for name, stream in (("out", process.stdout), ("err", process.stderr))
-        ]
-        for reader in readers:
-            reader.start()
+        assert process.stdin
+        collected = _Collected(process)
         with contextlib.suppress(BrokenPipeError):
             for chunk in chunks:
                 process.stdin.write(chunk)
@@ -208,13 +225,12 @@ def feed(
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
         process.wait()
-        for reader in readers:
-            reader.join()
+        out, err = collected.both()
     done = Completed(
         argv=tuple(argv),
         returncode=process.returncode,
-        stdout=collected.get("out", b"").decode(errors="replace").rstrip("\n"),
-        stderr=collected.get("err", b"").decode(errors="replace").rstrip("\n"),
+        stdout=out.decode(errors="replace").rstrip("\n"),
+        stderr=err.decode(errors="replace").rstrip("\n"),
     )
     if done.returncode != 0:
         raise failed(done)
@@ -239,25 +255,16 @@ def exchange(argv: Argv, chunks: Iterable[bytes], *, timeout: float | None = Non
     with _owned(process):
         feeder = _Feeder(process, chunks)
         feeder.start()
-        collected: dict[str, bytes] = {}
-        readers = [
-            threading.Thread(target=lambda n=name, s=stream: collected.update({n: s.read()}), daemon=True)
-            for name, stream in (("out", process.stdout), ("err", process.stderr))
-            if stream is not None
-        ]
-        for reader in readers:
-            reader.start()
+        collected = _Collected(process)
         try:
             process.wait(timeout=timeout)
         except subprocess.TimeoutExpired:
             raise ToolError(f"{argv[0]}: no answer within {timeout:g} s") from None
-        for reader in readers:
-            reader.join()
+        out, err = collected.both()
         feeder.join()
     if feeder.error is not None:
         raise feeder.error
-    said = collected.get("err", b"").decode(errors="replace")
-    return Exchanged(returncode=process.returncode, stdout=collected.get("out", b""), stderr=said)
+    return Exchanged(returncode=process.returncode, stdout=out, stderr=err.decode(errors="replace"))
 
 
 def ended(pid: int) -> bool:
@@ -293,24 +300,6 @@ def call(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None =
     finally:
         for one, handler in zip((*told, signal.SIGINT), before, strict=True):
             signal.signal(one, handler)
-
-
-@contextlib.contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Delay a Ctrl-C or TERM to the end of the block, for a short step that must not be interrupted."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    came: list[int] = []
-    told = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(one, lambda number, _frame: came.append(number)) for one in told]
-    try:
-        yield
-    finally:
-        for one, handler in zip(told, before, strict=True):
-            signal.signal(one, handler)
-    for number in came[:1]:
-        signal.raise_signal(number)
 
 
 def daemon(argv: Argv, *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:

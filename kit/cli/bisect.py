@@ -72,23 +72,10 @@ def bisect(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Find the change that made a run bad, by submitting runs between a good and a bad one. A second call continues."""
-    from kit.bisection import bisect as bisecting
-    from kit.bisection.changes import KINDS
-    from kit.bisection.state_run import Pair
-    from kit.runs import recorded_inputs
-
     ends = (_ended(_here(good, runs_dir)), _ended(_here(bad, runs_dir)))
     _require_pair(*ends)
-    pair = Pair(
-        good=recorded_inputs.read(ends[0].status.run_dir),
-        bad=recorded_inputs.read(ends[1].status.run_dir),
-        good_nodes=bisecting.nodes_of(ends[0].status),
-        bad_nodes=bisecting.nodes_of(ends[1].status),
-    )
     by = _criterion(metric, worse_than, exit_code=exit_code, check=check, ends=ends)
-    made = bisecting.begin(
-        pair, by, ends, over=[one.value for one in over] if over else KINDS, explain=_ended, width=points
-    )
+    made = _begun(ends, by, over, width=points)
     _announce(made)
     if dry_run:
         return
@@ -101,6 +88,25 @@ def bisect(
         print(found.model_dump_json(indent=2))
     else:
         _show(found)
+
+
+def _begun(ends: tuple[Ended, Ended], by: Criterion, over: list[Over] | None, *, width: int) -> Bisection:
+    """The bisection between two runs, the good one first; one that was begun earlier continues."""
+    from kit.bisection import bisect as bisecting
+    from kit.bisection.changes import KINDS
+    from kit.bisection.state_run import Pair
+    from kit.runs import recorded_inputs
+
+    good, bad = (end.status for end in ends)
+    pair = Pair(
+        good=recorded_inputs.read(good.run_dir),
+        bad=recorded_inputs.read(bad.run_dir),
+        good_nodes=bisecting.nodes_of(good),
+        bad_nodes=bisecting.nodes_of(bad),
+    )
+    return bisecting.begin(
+        pair, by, ends, over=[one.value for one in over] if over else KINDS, explain=_ended, width=width
+    )
 
 
 def _say(line: str) -> None:

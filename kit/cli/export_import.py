@@ -7,19 +7,12 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
-from kit.cli import completion_candidates
+from kit.cli.runs import ThisRun
 from kit.cli.typer_later import typer
 
 
 def export(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Run folder, id, start of an id, or Slurm job id.",
-            autocompletion=completion_candidates.runs,
-        ),
-    ],
+    run: ThisRun,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="A file .tar.zst or .tar.gz.", show_default="RUN.tar.zst"),

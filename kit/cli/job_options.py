@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from kit.cli import completion_candidates
 from kit.cli.typer_later import typer
@@ -11,27 +11,24 @@ from kit.cli.typer_later import typer
 JobFile = Annotated[
     Path, typer.Argument(metavar="[JOB]", help="Job file, or the folder that holds job.toml.", show_default="job.toml")
 ]
-ClusterName = Annotated[
-    str | None,
-    typer.Option(
+
+
+def _cluster(named: str) -> Any:
+    return typer.Option(
         "--cluster",
         "-c",
-        help="A name of clusters/.",
+        help=named,
         show_default="KIT_CLUSTER, the user's, the only one of the project; or local",
         autocompletion=completion_candidates.clusters,
-    ),
-]
+    )
+
+
+ClusterName = Annotated[str | None, _cluster("A name of clusters/.")]
 ClusterChoice = Annotated[
     str | None,
-    typer.Option(
-        "--cluster",
-        "-c",
-        help=(
-            "A name of clusters/. 'any', or several names with commas: the one where the job starts first; "
-            "with diloco.across, the two that train together."
-        ),
-        show_default="KIT_CLUSTER, the user's, the only one of the project; or local",
-        autocompletion=completion_candidates.clusters,
+    _cluster(
+        "A name of clusters/. 'any', or several names with commas: the one where the job starts first; "
+        "with diloco.across, the two that train together."
     ),
 ]
 Overrides = Annotated[

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli.runs import RunName
+from kit.cli.runs import RunName, ThisRun
 
 if TYPE_CHECKING:
     from kit.runs.node_steps import JobNode
@@ -33,7 +33,7 @@ Node = Annotated[
 
 
 def port(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Run folder, id, start of an id, or Slurm job id.")],
+    run: ThisRun,
     port: Annotated[
         str, typer.Argument(metavar="PORT[:NAME]", help="A port, or a role's name for one; NAME: a role or a node.")
     ],

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import sys
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from kit.cli import completion_candidates
 from kit.cli.job_options import Follow, ManifestJson, Overrides, Wait
+from kit.cli.runs import ThisRun
 from kit.cli.typer_later import typer
+
+if TYPE_CHECKING:
+    from kit.runs.prepare_run import Prepared
 
 
 def rerun(
-    run: Annotated[
-        str,
-        typer.Argument(
-            metavar="RUN",
-            help="Run folder, id, start of an id, or Slurm job id.",
-            autocompletion=completion_candidates.runs,
-        ),
-    ],
+    run: ThisRun,
     set_: Overrides = None,
     cluster: Annotated[
         str | None,
@@ -55,15 +52,9 @@ def rerun(
     as_json: ManifestJson = False,
 ) -> None:
     """Run an earlier run once more, with the same code, image, job and seed, in a new run folder."""
-    from kit.cli.render import render_plan
-    from kit.cli.runs import folders
-    from kit.cli.submit import submit_run
-    from kit.cli.submit_messages import show_warnings
-    from kit.cli.wait_and_follow import follow_run, wait_run
     from kit.errors import UsageError
-    from kit.runs import find_runs, remote_clusters
-    from kit.runs.rerun import differences, prepare
 
+    overrides = list(set_ or [])
     if avoid and not rotate:
         raise UsageError("--avoid works only together with --rotate", hint="kit nodes --avoid NODE")
     if rotate:
@@ -75,23 +66,39 @@ def rerun(
             )
         from kit.cli.rerun_rotate import rotate as moved
 
-        moved(run, from_step=from_step, overrides=list(set_ or []), avoid=avoid, dry_run=dry_run, as_json=as_json)
+        moved(run, from_step=from_step, overrides=overrides, avoid=avoid, dry_run=dry_run, as_json=as_json)
         return
     if as_json and follow:
         raise UsageError("--json and --follow both write to stdout", hint="'kit rerun --json --wait' waits for the end")
-    run_dir = find_runs.find_one(run, folders(None, run))
-    if from_step is not None:
-        remote_clusters.require_here(run_dir, "'kit rerun --from-step', whose checkpoints are there,")
-    remote_clusters.fetch_whole(run_dir)
-    made = prepare(run_dir, cluster=cluster, overrides=list(set_ or []), from_step=from_step, live=live)
-    show_warnings([made])
-    for one in differences(made):
-        print(f"kit: {one}", file=sys.stderr)
+    made = _prepared(run, cluster, overrides, from_step=from_step, live=live)
     if dry_run:
+        from kit.cli.render import render_plan
+
         render_plan(made.plan, as_json=as_json)
         return
+    from kit.cli.submit import submit_run
+    from kit.cli.wait_and_follow import follow_run, wait_run
+
     folder = submit_run(made, [], as_json=as_json, say_how=not (wait or follow))
     if follow:
         follow_run(folder)
     elif wait:
         wait_run(folder)
+
+
+def _prepared(run: str, cluster: str | None, overrides: list[str], *, from_step: int | None, live: bool) -> Prepared:
+    """The run that would be submitted. Prints what differs from the earlier one."""
+    from kit.cli.runs import folders
+    from kit.cli.submit_messages import show_warnings
+    from kit.runs import find_runs, remote_clusters
+    from kit.runs.rerun import differences, prepare
+
+    run_dir = find_runs.find_one(run, folders(None, run))
+    if from_step is not None:
+        remote_clusters.require_here(run_dir, "'kit rerun --from-step', whose checkpoints are there,")
+    remote_clusters.fetch_whole(run_dir)
+    made = prepare(run_dir, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
+    show_warnings([made])
+    for one in differences(made):
+        print(f"kit: {one}", file=sys.stderr)
+    return made

@@ -25,6 +25,14 @@ RunName = Annotated[
         autocompletion=completion_candidates.runs,
     ),
 ]
+ThisRun = Annotated[
+    str,
+    typer.Argument(
+        metavar="RUN",
+        help="Run folder, id, start of an id, or Slurm job id.",
+        autocompletion=completion_candidates.runs,
+    ),
+]
 RunsDir = Annotated[
     Path | None, typer.Option("--runs", help="Folder of runs; default: those of all clusters.", show_default=False)
 ]

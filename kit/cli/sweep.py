@@ -76,15 +76,16 @@ def sweep(
     elif not as_json:
         _print_points(made, todo, to_stdout=dry_run)
         _explain(made, arrays)
+    if dry_run:
+        if as_json:
+            print(json.dumps(_facts(made, todo, arrays, None), indent=2))
+        return
     record = into
-    if todo and not dry_run:
+    if todo:
         waits = _after(after or [], arrays, job_file, made.first.env)
         record = sending.resubmit(made, into, todo) if into else sending.submit(made, after=waits)
-    if as_json:
-        print(json.dumps(_facts(made, todo, arrays, None if dry_run else record), indent=2))
-    elif not dry_run:
-        print(made.at)
-    if wait and record and not dry_run:
+    print(json.dumps(_facts(made, todo, arrays, record), indent=2) if as_json else made.at)
+    if wait and record:
         if made.first.remote:
             made.first.remote.refresh()
         wait_sweep(made.at)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 from kit import untrusted_files
 from kit.health import pending_reasons, stall_rules
@@ -20,6 +22,7 @@ from kit.health.answer import (
     WITHOUT_NODE,
     Answer,
     Evidence,
+    Rule,
     Verdict,
     filled,
 )
@@ -154,87 +157,108 @@ def _newest_line(record: Record) -> tuple[Evidence, ...]:
     )
 
 
-def outside(record: Record) -> Answer | None:
-    """The answer for an end from outside the program: a cancel, a limit, a preemption, a lost node."""
-    evidence, why = _slurm_end_line(record)
-    for rule in (_time_limit, _preempted_and_done, _preempted, _never_started, _lost_node):
-        if (found := rule(record, why, evidence)) is not None:
-            return found
-    return _asked_to_end(record, evidence)
+class _SlurmsLine(NamedTuple):
+    """Slurm's own line on the end of a job, and its reason in that line; both empty where there is none."""
+
+    evidence: tuple[Evidence, ...]
+    why: str
 
 
-def _time_limit(record: Record, why: str, evidence: tuple[Evidence, ...]) -> Answer | None:
-    if record.status.state != "TIMEOUT" and why != "TIME LIMIT":
+def _time_limit(record: Record, line: _SlurmsLine) -> tuple[Evidence, ...] | None:
+    return line.evidence if record.status.state == "TIMEOUT" or line.why == "TIME LIMIT" else None
+
+
+def _preempted_and_done(record: Record, _line: _SlurmsLine) -> tuple[Evidence, ...] | None:
+    if record.status.exit_code != _DOUBTED:
         return None
-    return answer(
-        record,
-        "time-limit",
-        JOB,
-        "it ran into its time limit and was ended by Slurm after {elapsed}",
-        advice="save before the limit: leave slurm.lead as it is and set retry.requeue, or ask for more resources.time",
-        then=RESUME,
-        evidence=evidence,
-    )
+    return cite(record, "Slurm preempted the job, and the ranks ended with 0") or None
 
 
-def _preempted_and_done(record: Record, _why: str, _evidence: tuple[Evidence, ...]) -> Answer | None:
-    doubted = "Slurm preempted the job, and the ranks ended with 0"
-    if record.status.exit_code != _DOUBTED or not (evidence := cite(record, doubted)):
-        return None
-    return answer(
-        record,
-        "preempted",
-        AGAIN,
-        "it was preempted, and its ranks ended with 0: whether they were done is not known",
-        advice="end with 128 + the signal when the work is cut short; a 0 is taken for an end, and nothing is queued again",
-        then=RESUME,
-        evidence=evidence,
-    )
+def _preempted(record: Record, line: _SlurmsLine) -> tuple[Evidence, ...] | None:
+    return line.evidence if record.status.state == "PREEMPTED" or line.why == "PREEMPTION" else None
 
 
-def _preempted(record: Record, why: str, evidence: tuple[Evidence, ...]) -> Answer | None:
-    if record.status.state != "PREEMPTED" and why != "PREEMPTION":
-        return None
-    return answer(
-        record,
-        "preempted",
-        AGAIN,
-        "it was preempted: a job of higher priority took its nodes",
-        advice="set retry.requeue, and a preempted job goes back to the queue by itself",
-        then=RESUME,
-        evidence=evidence,
-    )
-
-
-def _never_started(record: Record, _why: str, _evidence: tuple[Evidence, ...]) -> Answer | None:
+def _never_started(record: Record, _line: _SlurmsLine) -> tuple[Evidence, ...] | None:
     one = record.status
     if one.state != "CANCELLED" or not one.reason.startswith("DependencyNeverSatisfied"):
         return None
-    return answer(
-        record,
-        "dependency-failed",
-        JOB,
-        "Slurm dropped it: the job that it depends on ended the wrong way",
-        advice="look why the job that it depends on failed, and submit both again",
-        then=SUBMIT,
-        evidence=(Evidence(file="squeue", line=0, text=one.reason),),
-    )
+    return (Evidence(file="squeue", line=0, text=one.reason),)
 
 
-def _lost_node(record: Record, why: str, evidence: tuple[Evidence, ...]) -> Answer | None:
+def _lost_node(record: Record, line: _SlurmsLine) -> tuple[Evidence, ...] | None:
     one = record.status
-    if one.state not in {"NODE_FAIL", "BOOT_FAIL"} and why != "NODE FAILURE" and "NodeDown" not in one.reason:
-        return None
-    node = one.nodes or one.facts.nodes
-    return answer(
-        record,
-        "node-lost",
-        NODE,
-        f"a node of it was lost (it had {node})",
-        advice="leave the node out, and tell the administrator; retry.requeue or retry.spares do so by themselves",
-        then=WITHOUT_NODE.replace("{node}", node),
-        evidence=evidence,
-    )
+    lost = one.state in {"NODE_FAIL", "BOOT_FAIL"} or line.why == "NODE FAILURE" or "NodeDown" in one.reason
+    return line.evidence if lost else None
+
+
+ENDS: tuple[tuple[Rule, Callable[[Record, _SlurmsLine], tuple[Evidence, ...] | None]], ...] = (
+    (
+        Rule(
+            id="time-limit",
+            verdict=JOB,
+            pattern="",
+            says="it ran into its time limit and was ended by Slurm after {elapsed}",
+            advice="save before the limit: leave slurm.lead as it is and set retry.requeue, or ask for more resources.time",
+            next=RESUME,
+        ),
+        _time_limit,
+    ),
+    (
+        Rule(
+            id="preempted",
+            verdict=AGAIN,
+            pattern="",
+            says="it was preempted, and its ranks ended with 0: whether they were done is not known",
+            advice="end with 128 + the signal when the work is cut short; a 0 is taken for an end, and nothing is queued again",
+            next=RESUME,
+        ),
+        _preempted_and_done,
+    ),
+    (
+        Rule(
+            id="preempted",
+            verdict=AGAIN,
+            pattern="",
+            says="it was preempted: a job of higher priority took its nodes",
+            advice="set retry.requeue, and a preempted job goes back to the queue by itself",
+            next=RESUME,
+        ),
+        _preempted,
+    ),
+    (
+        Rule(
+            id="dependency-failed",
+            verdict=JOB,
+            pattern="",
+            says="Slurm dropped it: the job that it depends on ended the wrong way",
+            advice="look why the job that it depends on failed, and submit both again",
+            next=SUBMIT,
+        ),
+        _never_started,
+    ),
+    (
+        Rule(
+            id="node-lost",
+            verdict=NODE,
+            pattern="",
+            says="a node of it was lost (it had {lost})",
+            advice="leave the node out, and tell the administrator; retry.requeue or retry.spares do so by themselves",
+            next=WITHOUT_NODE.replace("{node}", "{lost}"),
+        ),
+        _lost_node,
+    ),
+)
+
+
+def outside(record: Record) -> Answer | None:
+    """The answer for an end from outside the program: a cancel, a limit, a preemption, a lost node."""
+    line = _slurms_line(record)
+    lost = record.status.nodes or record.status.facts.nodes
+    for rule, look in ENDS:
+        if (evidence := look(record, line)) is not None:
+            says, then = (text.replace("{lost}", lost) for text in (rule.says, rule.next))
+            return answer(record, rule.id, rule.verdict, says, advice=rule.advice, then=then, evidence=evidence)
+    return _asked_to_end(record, line.evidence)
 
 
 def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | None:
@@ -311,16 +335,16 @@ def _cancelled_by(record: Record) -> str:
         return ""
 
 
-def _slurm_end_line(record: Record) -> tuple[tuple[Evidence, ...], str]:
+def _slurms_line(record: Record) -> _SlurmsLine:
     """Slurm's own line in the logs of batch script and launchers, and its reason for ending the job."""
     logs = RunPaths(record.run_dir).logs
     tasks: list[Path] = sorted(logs.glob("**/task-*.log"))[:8]
-    job = ()
     for log in [record.batch, *map(record.log, tasks)]:
         for place, line in enumerate(log.lines):
             if (found := re.search(_SLURM_ENDED, line)) and ("JOB" in found[0] or found["why"]):
-                return (Evidence(file=log.name, line=log.number(place), text=shown(line)),), found["why"] or ""
-    return job, ""
+                evidence = Evidence(file=log.name, line=log.number(place), text=shown(line))
+                return _SlurmsLine(evidence=(evidence,), why=found["why"] or "")
+    return _SlurmsLine(evidence=(), why="")
 
 
 def silent(record: Record) -> Answer | None:

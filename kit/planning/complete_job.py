@@ -13,7 +13,8 @@ from kit.allocation import minutes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.planning.plan_inputs import Site
-from kit.spec.job import ImageChoice, Job, Resources, is_reference
+from kit.spec.image_choice import ImageChoice, is_reference
+from kit.spec.job import Job, Resources
 from kit.spec.roles import Role
 
 

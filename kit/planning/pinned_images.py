@@ -12,7 +12,7 @@ from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.planning.paths import ClusterPaths
 from kit.planning.placement import RolePlacement
-from kit.spec.job import is_reference
+from kit.spec.image_choice import is_reference
 
 if TYPE_CHECKING:
     from kit.spec.image import ImageLock

@@ -18,7 +18,8 @@ from kit.runs import avoided_nodes, chain, find_runs, program_check, remote_clus
 from kit.runs.remote_clusters import RemoteCluster
 from kit.slurm import client, embedded
 from kit.snapshots.scan import Scan
-from kit.spec.job import Job, is_reference
+from kit.spec.image_choice import is_reference
+from kit.spec.job import Job
 
 if TYPE_CHECKING:
     from kit.runs.recorded_inputs import Earlier

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kit import shell
+from kit import hold_signals
 from kit.errors import LockError, SlurmError
 from kit.runs import chain, folder, manifest, output_folders, secret, workspace
 from kit.runs.prepare_run import Prepared
@@ -71,7 +71,7 @@ def submit(
     paths = folder.create(made, record, secrets=secrets_of(prepared), patch=patch)
     try:
         # When Slurm has accepted a job, its number is always recorded in the folder, even if the user interrupts.
-        with shell.uninterrupted(), output_folders.folders([made.text_of("batch.sh")]):
+        with hold_signals.uninterrupted(), output_folders.folders([made.text_of("batch.sh")]):
             job_id = client.submit(made.argv, env=prepared.env)
             links = chain.send(made, job_id, env=prepared.env)
             record = record.model_copy(update={"job_id": job_id, "links": links})

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Mapping
-from pathlib import PurePosixPath
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import AfterValidator, Field, field_validator, model_validator
@@ -15,6 +12,7 @@ from kit.spec.alternative_sizes import JobSize
 from kit.spec.chain import Chain
 from kit.spec.checkpoint_and_tracking import Checkpoint, MegatronArguments, Metrics, Profile
 from kit.spec.diloco import DiLoCo
+from kit.spec.image_choice import ImageChoice, image_of
 from kit.spec.mount import Mount
 from kit.spec.notify import Notify
 from kit.spec.preflight_monitor_retry import Monitor, Preflight, Retry, Secrets, Watch
@@ -22,10 +20,8 @@ from kit.spec.rl_and_sft import Rl, Sft
 from kit.spec.roles import Role, RoleName
 from kit.spec.run_paths import is_launchers
 from kit.spec.schema_base import (
-    NAME,
     ContainerPath,
     EnvName,
-    ImageStage,
     Memory,
     Model,
     Name,
@@ -39,7 +35,7 @@ from kit.spec.slurm_filename_pattern import LogPattern
 from kit.spec.stages import Stage
 from kit.spec.step_torchrun_once import Once, Step, Torchrun
 from kit.spec.sweep import Sweep
-from kit.spec.wrong_value_messages import Form, Invalid, shown
+from kit.spec.wrong_value_messages import Form, Invalid
 
 # An option for passing a variable's value to a program that does not read its environment.
 RankOption = Annotated[
@@ -96,33 +92,6 @@ _MAX_STRING = 131_072
 # Slurm waits this long after its own TERM, unless the site sets another KillWait.
 _GRACE_S = 30
 
-# An image is a name of containers/, or a reference with a digest: a tag alone could change during a run.
-_PINNED = re.compile(r"docker://[^\s@]+(@[^\s@]+)?@sha256:[0-9a-f]{64}")
-
-
-def is_reference(image: str) -> bool:
-    """Whether an image is a registry reference rather than a folder of containers/."""
-    return image.startswith("docker://")
-
-
-def _image(value: str) -> str:
-    if NAME.holds(value) or _PINNED.fullmatch(value):
-        return value
-    name = re.sub(r"[^a-z0-9._-]+", "-", PurePosixPath(value.partition("@")[0]).name.lower().removesuffix(":latest"))
-    name = name.removesuffix(".sqsh").strip("._-") or "my-image"
-    if value.endswith((".sqsh", ".tar", ".tar.gz", ".squashfs")) or value.startswith(("/", "./", "../", "~")):
-        problem = f"{shown(value)} is a file, and a job names an image of containers/, which is locked by digest"
-        raise Invalid(problem, hint=f'kit import-image {shlex.quote(value)} --name {name}, then image = "{name}"')
-    problem = f"{shown(value)} is not an image of containers/; a tag can point to another image tomorrow"
-    source = value if "://" in value else f"docker://{_with_registry(value)}"
-    raise Invalid(problem, hint=f'kit import-image {shlex.quote(source)} --name {name}, then image = "{name}"')
-
-
-def _with_registry(reference: str) -> str:
-    """A reference in Enroot's form: `nvcr.io/nvidia/pytorch:24.05` is `nvcr.io#nvidia/pytorch:24.05`."""
-    host, slash, path = reference.partition("/")
-    return f"{host}#{path}" if slash and ("." in host or ":" in host) else reference
-
 
 def _short(value: str) -> str:
     if len(value.encode()) >= _MAX_STRING - 256:
@@ -135,22 +104,6 @@ def _short(value: str) -> str:
 
 
 Arg = Annotated[Text, AfterValidator(_short)]
-
-
-class ImageChoice(Model):
-    """The image, with a choice of how it reaches the nodes."""
-
-    name: Annotated[str, AfterValidator(_image)] = Field(
-        description="A folder of containers/, or a reference with its digest.", examples=["train-cpu"]
-    )
-    stage: ImageStage | None = Field(
-        default=None,
-        description="shared: start it from the store. node: every node copies it from the store to its own disk first. "
-        "chain: one node reads the store, and the nodes pass the image on to each other. Default: the cluster's container.stage.",
-    )
-    cap_gb: float = Field(
-        default=50.0, gt=0, description="Of a copied image: most GB of images kept on a node, oldest use goes."
-    )
 
 
 class Resources(Model):
@@ -264,7 +217,7 @@ class Job(Model):
     )
     name: Name = Field(description="Slurm's job name, and the start of the run's id.")
     launcher: Name = Field(description="How ranks start: a folder of launchers/.", examples=["ddp"])
-    image: Annotated[str, AfterValidator(_image)] | ImageChoice | None = Field(
+    image: Annotated[str, AfterValidator(image_of)] | ImageChoice | None = Field(
         default=None,
         description="A folder of containers/, or a reference with its digest; or a table that also says `stage`.",
     )

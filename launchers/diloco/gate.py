@@ -67,9 +67,9 @@ class Gate:
         with contextlib.suppress(OSError):
             steady(writer.get_extra_info("socket"))
         try:
-            await splice((reader, writer), await self._to_lighthouse())
-        except ENDS:
-            pass  # a closed connection is the client's answer: it asks again
+            # A closed connection is the client's answer: it asks again.
+            with contextlib.suppress(*ENDS):
+                await splice((reader, writer), await self._to_lighthouse())
         finally:
             self._asking.discard(writer)
             writer.close()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import typer
 
-from kit import __version__, config, shell
+from kit import __version__, config, hold_signals, shell
 from kit.cli import GROUPS, app, completion_candidates
 from kit.cli.help_lines import HELP_LINES
 from kit.cli.init import init
@@ -250,11 +250,11 @@ def test_what_goes_on_after_ctrl_c(ctrl_c: None, capsys: pytest.CaptureFixture[s
 
 def test_a_step_that_may_not_end_half_done(ctrl_c: None) -> None:
     done = []
-    with pytest.raises(KeyboardInterrupt), shell.uninterrupted():
+    with pytest.raises(KeyboardInterrupt), hold_signals.uninterrupted():
         signal.raise_signal(signal.SIGINT)
         done.append("the job's number is written")
     assert done
-    with shell.uninterrupted():
+    with hold_signals.uninterrupted():
         pass
 
 

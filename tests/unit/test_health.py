@@ -14,7 +14,15 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.health import batch_log_rules, framework_rules, pending_reasons, program_rules, progress, stall_cause_rules
+from kit.health import (
+    batch_log_rules,
+    framework_rules,
+    pending_reasons,
+    program_rules,
+    progress,
+    slurm_state_rules,
+    stall_cause_rules,
+)
 from kit.health.answer import Answer, Rule
 from kit.health.run_record import Record
 from kit.health.why import explain
@@ -187,7 +195,8 @@ def tables() -> list[Rule]:
     )
     stalled = [*progress.STALLS.values(), progress.STRAGGLES, *(rule for rule, _ in stall_cause_rules.RULES)]
     stalled += [stall_cause_rules.SHAPE, stall_cause_rules.UNREACHABLE, stall_cause_rules.CLOCK, stall_cause_rules.DOWN]
-    return [*(rule for table in found for rule in table), framework_rules.MEGATRON, *stalled]
+    outside = [rule for rule, _ in slurm_state_rules.ENDS]
+    return [*(rule for table in found for rule in table), framework_rules.MEGATRON, *stalled, *outside]
 
 
 def ids() -> set[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import importlib
 import json
 import os
@@ -170,11 +171,9 @@ def test_who_does_not_prove_that_he_has_the_token_is_closed_at_once(relay: Relay
 
 def _rest(one: socket.socket) -> bytes:
     got = b""
-    try:
+    with contextlib.suppress(ConnectionResetError):
         while more := one.recv(4096):
             got += more
-    except ConnectionResetError:
-        pass
     return got
 
 

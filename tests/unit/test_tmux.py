@@ -89,7 +89,10 @@ def test_a_pane_outlives_its_command(run_dir: Path) -> None:
     (pane, *_) = ask("list-panes", "-t", f"{session}:logs", "-F", "#{pane_id}")
     until(lambda: ask("display-message", "-p", "-t", pane, "#{pane_dead}") == ["1"])
     # With its history: tmux moves the text up when the pane becomes smaller, or to write below it that the command has ended.
-    until(lambda: "the end of inference" in ask("capture-pane", "-p", "-S", "-", "-t", pane))
+    shown = ["capture-pane", "-p", "-S", "-", "-t", pane]
+    until(lambda: "the end of inference" in ask(*shown))
+    assert ask("display-message", "-p", "-t", pane, "#{pane_dead}") == ["1"]
+    assert ask(*shown).count("the end of inference") == 1
 
 
 @pytest.mark.parametrize("count", [1, 12])
