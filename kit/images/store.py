@@ -46,12 +46,10 @@ def prepare(store: Path) -> None:
     ImageError when the store cannot be written.
     """
     try:
-        if not store.is_dir():
-            store.mkdir(parents=True, mode=0o755)
+        store.mkdir(parents=True, mode=0o755, exist_ok=True)
         for name in ("sha256", "tmp", "locks", "refs"):
             folder = store / name
-            if not folder.is_dir():
-                folder.mkdir()
+            if _made(folder):
                 # In a shared store, the mode of the store itself decides who may write, not a user's umask. `locks` has no sticky
                 # bit: any user may take over a dead user's lock, and that costs only time.
                 _chmod(folder, store.stat().st_mode & (0o6777 if name == "locks" else 0o7777))
@@ -63,6 +61,17 @@ def prepare(store: Path) -> None:
             hint="name another with --store or KIT_STORE, or ask its owner for write permission",
         ) from None
     clean(store)
+
+
+def _made(folder: Path) -> bool:
+    """Make a folder. Returns whether this process did: another one may make it at the same time."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        if folder.is_dir():
+            return False
+        raise
+    return True
 
 
 @contextlib.contextmanager

@@ -26,6 +26,7 @@ _CHUNK, _LOOK = 1 << 18, 1 << 16
 _KEPT = 8 << 20
 # At the end of a start, the files task-<n>.log are merged into this one. A reader who follows the run has seen its lines already.
 _MERGED = "task.log"
+_BATCH = "batch.log"
 
 # Ends of a line. Progress bars write `\r`.
 _BREAK = re.compile(rb"\r\n|\n|\r")
@@ -145,7 +146,11 @@ def follow(
         last = once or ended()
         live = live or not last
         came = False
-        for path in sources(run_dir, wanted):
+        found = sources(run_dir, wanted)
+        if live and last:
+            # The batch script writes its last line when everything else has ended.
+            found.sort(key=lambda path: path.name == _BATCH)
+        for path in found:
             if live and path.name == _MERGED:
                 continue
             known = path in tails

@@ -9,9 +9,11 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from kit.errors import ImageError
 from kit.images import cross_host_lock, store, store_contents
 from kit.owning_process import Owner
 from tests.cluster.image_lab import wait_until
@@ -144,6 +146,27 @@ def test_what_a_newer_kit_keeps_in_the_store_is_left_alone(tmp_path: Path) -> No
     assert [path for path in (*kept, image, place / "locks/z.lock") if not path.exists()] == []
     (row,) = [row for row in store_contents.rows(place, tmp_path / "other") if row.sha256 == "1" * 64]
     assert (row.name, row.present, row.locks) == ("theirs", True, (lock,))
+
+
+def test_two_may_make_a_store_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process makes each folder just before. One of two imports at once failed: `File exists`."""
+    real, made = Path.mkdir, list[str]()
+
+    def second(folder: Path, *args: Any, **options: Any) -> None:
+        if not folder.exists():
+            real(folder)
+            made.append(folder.name)
+        real(folder, *args, **options)
+
+    monkeypatch.setattr(Path, "mkdir", second)
+    store.prepare(tmp_path / "store")
+    assert made == ["store", "sha256", "tmp", "locks", "refs"]
+
+
+def test_a_file_in_the_place_of_a_folder_of_the_store_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "refs").write_text("")
+    with pytest.raises(ImageError, match="cannot be written: File exists"):
+        store.prepare(tmp_path)
 
 
 def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:

@@ -107,6 +107,22 @@ def test_a_log_that_grows_piece_by_piece(run: Path) -> None:
     assert b"".join(tail.chunks()) == b"anew\n"
 
 
+def test_the_end_of_the_batch_script_comes_last(run: Path) -> None:
+    """A helper's log may have got its last line after a look at it: `end of job` was then followed by that line."""
+    looks = []
+
+    def ended() -> bool:
+        looks.append(1)
+        if len(looks) == 2:
+            for name in ("batch", "helper"):
+                with (run / "logs" / f"{name}.log").open("ab") as log:
+                    log.write(b"the end\n")
+        return len(looks) == 2
+
+    found = [(source, chunk) for source, chunk in logs.follow(run, Wanted(), ended=ended) if b"the end" in chunk]
+    assert [source for source, _ in found] == ["helper", "batch"]
+
+
 def test_one_long_line_takes_no_memory(run: Path) -> None:
     """A line of 200 MB was joined again at every chunk: minutes, and no output."""
     with (run / "logs/rank-0.log").open("wb") as out:
