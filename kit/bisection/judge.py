@@ -11,7 +11,7 @@ from pydantic import Field
 from kit import shell
 from kit.bisection.search import Verdict
 from kit.errors import RunError, UsageError
-from kit.health.answer import ADMIN, AGAIN, NODE, WAIT
+from kit.health.answer import ADMIN, AGAIN, NODE, NOTHING, WAIT
 from kit.runs import metrics
 from kit.spec.schema_base import Model
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 # git-bisect(1), "Bisect run": 125 means untestable, 1 to 127 bad; any other code ends the bisection.
 _SKIP, _MOST_BAD = 125, 127
-# These ends say nothing about the code, unless the bad run ended in the same way.
-_OUTSIDE = frozenset({AGAIN, NODE, ADMIN, WAIT})
+# These ends say nothing about the code, unless the bad run ended in the same way. NOTHING: somebody cancelled the run.
+_OUTSIDE = frozenset({AGAIN, NODE, ADMIN, WAIT, NOTHING})
 
 
 class Criterion(Model):
@@ -57,15 +57,16 @@ def judge(by: Criterion, one: Ended) -> Judged:
     code = one.status.exit_code
     said = f"exit code {'unknown' if code is None else code} ({one.answer.line})"
     well = one.status.state == "COMPLETED" and not code
+    outside = not well and one.answer.verdict in _OUTSIDE and one.answer.rule != by.rule
     if by.kind == "exit-code":
         if well:
             return Judged("good", "exit code 0")
-        outside = one.answer.verdict in _OUTSIDE and one.answer.rule != by.rule
         return Judged("untestable" if code is None or outside else "bad", said)
     value = value_of(one.status.run_dir, by.metric)
     if value is None:
         return Judged("untestable", f"no {by.metric}; {said}")
-    if _is_worse(by, value):
+    # The value of a run that was ended early may be one of its first steps, when a good run is no better. But NaN stays NaN.
+    if _is_worse(by, value) and (math.isnan(value) or not outside):
         return Judged("bad", f"{by.metric} {value:.9g}")
     return (
         Judged("good", f"{by.metric} {value:.9g}") if well else Judged("untestable", f"{by.metric} {value:.9g}; {said}")
@@ -100,6 +101,7 @@ def by_metric(metric: str, worse_than: float | None, good: Ended, bad: Ended) ->
         metric=metric,
         worse_than=between if worse_than is None else worse_than,
         larger_is_worse=math.isnan(y) or y > x,
+        rule=bad.answer.rule,
     )
     if x == y or _is_worse(by, x) or not _is_worse(by, y):
         limit = f" --worse-than {worse_than:g}" if worse_than is not None else ""

@@ -44,13 +44,17 @@ ranks_here() {
 
 main() {
     local -r prefix="$1"
-    local name ended=""
-    trap 'ended=1' TERM INT HUP
+    local name ended="" sleeper=""
+    # Slurm signals one process after the other. If the sleep dies first, the next one must not outlive this script.
+    trap 'ended=1; [[ -z "${sleeper}" ]] || kill "${sleeper}" 2>/dev/null' TERM INT HUP
     trap '' USR1 USR2
     remove_stale "$@"
     while [[ -z "${ended}" ]]; do
         sleep infinity &
-        wait "$!"
+        sleeper="$!"
+        # The signal may have come before the line above.
+        [[ -z "${ended}" ]] || kill "${sleeper}"
+        wait "${sleeper}"
     done
     # Ranks still save, and need the files that are to be removed.
     while ranks_here; do

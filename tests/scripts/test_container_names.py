@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -89,3 +94,38 @@ def test_an_image_that_is_mounted_beside_one_that_is_not_gets_no_name(tmp_path: 
         tmp_path, f"container_names::unpacks && container_names_prefix=kit-7-1\n{names}", image=f"{FILE}' '{REFERENCE}"
     )
     assert said.splitlines() == ["[]", f"[--container-name=kit-7-1-{SHA[:12]}:no_exec]"]
+
+
+def soon(condition: Callable[[], object]) -> bool:
+    """Whether it becomes true within ten seconds."""
+    end = time.monotonic() + 10
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def test_nothing_is_left_where_the_signal_reaches_the_sleep_first(tmp_path: Path) -> None:
+    """Slurm signals the processes of a step one after the other, in any order."""
+    (tmp_path / "enroot").write_text("#!/bin/sh\nexit 0\n")
+    (tmp_path / "enroot").chmod(0o755)
+    program = REPO / "templates" / "bin" / "container.sh"
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    keeper = subprocess.Popen(["bash", str(program), "kit-7-1"], env=env, start_new_session=True)
+
+    def sleeps() -> list[int]:
+        found = shell.run(["pgrep", "--pgroup", str(keeper.pid), "--exact", "sleep"], check=False).stdout
+        return [int(pid) for pid in found.split()]
+
+    try:
+        assert soon(sleeps)
+        (first,) = sleeps()
+        os.kill(first, signal.SIGTERM)
+        assert soon(lambda: sleeps() and sleeps() != [first])
+        keeper.terminate()
+        assert keeper.wait(10) == 0
+        assert soon(lambda: not sleeps())
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(keeper.pid, signal.SIGKILL)

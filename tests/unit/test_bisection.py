@@ -26,7 +26,7 @@ from kit.bisection.record import BisectionRecord, Trial
 from kit.bisection.search import Verdict
 from kit.cli import bisect as cli
 from kit.errors import RunError, UsageError
-from kit.health.answer import CODE, NODE, Answer
+from kit.health.answer import CODE, NODE, NOTHING, Answer
 from kit.runs import status, which_slurm
 from kit.runs.run_facts import Facts
 from kit.runs.workspace import Left
@@ -143,9 +143,8 @@ def ended(
         facts=Facts(run_id=folder.name), run_dir=folder, job_id=1, state=state, exit_code=code, nodes="n1", elapsed="",
         reason="", restarts=0,
     )  # fmt: skip
-    return Ended(
-        one, Answer(rule=rule, verdict=NODE if rule == "bad-node" else CODE, line="it ended", advice="", next="")
-    )
+    verdict = {"bad-node": NODE, "cancelled": NOTHING, "completed": NOTHING}.get(rule, CODE)
+    return Ended(one, Answer(rule=rule, verdict=verdict, line="it ended", advice="", next=""))
 
 
 def test_a_metric_tells_good_from_bad(tmp_path: Path) -> None:
@@ -185,12 +184,27 @@ def test_nan_is_worse_than_any_number(tmp_path: Path) -> None:
     assert judge.judge(by, ended(tmp_path / "large", {"step": 1, "loss": 1e9})).verdict == "good"
 
 
+def test_a_metric_of_a_run_that_was_ended_early_is_no_verdict(tmp_path: Path) -> None:
+    """Its last value is of an early step, where a good run is no better."""
+    by = judge.Criterion(kind="metric", metric="loss", worse_than=2.0)
+    early = {"step": 1, "loss": 9.0}
+    for rule, code in (("cancelled", 143), ("bad-node", 137)):
+        one = ended(tmp_path / rule, early, code=code, state="FAILED", rule=rule)
+        assert judge.judge(by, one).verdict == "untestable"
+    assert judge.judge(by, ended(tmp_path / "a", early, code=1, state="FAILED", rule="exception")).verdict == "bad"
+    same = judge.Criterion(kind="metric", metric="loss", worse_than=2.0, rule="bad-node")
+    assert judge.judge(same, ended(tmp_path / "c", early, code=137, state="FAILED", rule="bad-node")).verdict == "bad"
+    gone = ended(tmp_path / "b", {"step": 1, "loss": float("nan")}, code=143, state="CANCELLED", rule="cancelled")
+    assert judge.judge(by, gone).verdict == "bad"
+
+
 def test_exit_codes_and_what_is_not_the_codes_fault(tmp_path: Path) -> None:
     by = judge.Criterion(kind="exit-code", rule="exception")
     assert judge.judge(by, ended(tmp_path / "a")).verdict == "good"
     assert judge.judge(by, ended(tmp_path / "b", code=1, state="FAILED", rule="exception")).verdict == "bad"
     assert judge.judge(by, ended(tmp_path / "c", code=1, state="FAILED", rule="bad-node")).verdict == "untestable"
     assert judge.judge(by, ended(tmp_path / "d", code=None, state="LOST")).verdict == "untestable"
+    assert judge.judge(by, ended(tmp_path / "f", code=143, state="CANCELLED", rule="cancelled")).verdict == "untestable"
     same = judge.Criterion(kind="exit-code", rule="bad-node")
     assert judge.judge(same, ended(tmp_path / "e", code=1, state="FAILED", rule="bad-node")).verdict == "bad"
 
