@@ -218,10 +218,11 @@ class Lab:
             return not left
 
         if not came(nothing, seconds=seconds):
-            self._remove_reports()
+            self.remove_reports()
         return left
 
-    def _remove_reports(self) -> None:
+    def remove_reports(self) -> None:
+        """Reports that killed collectors have left on any node."""
         if self.cluster.isolated:
             for node in self.cluster.nodes:
                 argv = [
