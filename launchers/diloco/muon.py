@@ -38,8 +38,8 @@ def optimizers(
 
     beta2: AdamW averages squared gradients over about 1 / (1 - beta2) steps. group: the ranks that share Muon's work.
     """
-    taken: dict[int, list[nn.Parameter]] = {}
-    rest = []
+    taken: dict[int, list[nn.Parameter]] = {}  # number of stacked maps -> matrices; each is a parameter group of Muon
+    rest = []  # for AdamW: embedding, output layer, norms and biases
     for name, parameter in net.named_parameters():
         if kind == "muon" and "blocks." in name and parameter.dim() == 2:
             parts = next((count for end, count in STACKED.items() if name.endswith(end)), 1)
@@ -79,22 +79,26 @@ class Muon(Optimizer):
         if closure is not None:
             raise ValueError("Muon takes no closure.")
         for group in self.param_groups:
+            # A round needs one shape: the collectives below send equal sizes. All ranks see the parameters in the same order, so
+            # their rounds are the same.
             by_shape: dict[torch.Size, list[torch.Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape.setdefault(parameter.shape, []).append(parameter)
-            count = 1 if self._ranks is None else self._ranks.size()
+            count = 1 if self._ranks is None else self._ranks.size()  # matrices of a round
             for parameters in by_shape.values():
                 for first in range(0, len(parameters), count):
                     self._round(parameters[first : first + count], group)
 
     def _round(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
         """Update matrices of one shape: at most as many as there are ranks."""
+        # Each (rows, columns); with FSDP this rank's rows of it. DDP or FSDP has averaged the gradients over the ranks.
         directions = [self._direction(parameter, group["momentum"]) for parameter in parameters]
-        rows, columns = parameters[0].shape
+        rows, columns = parameters[0].shape  # of the whole matrix: a DTensor's shape is the global one
         parts = group["parts"]
 
         def made(whole: torch.Tensor) -> torch.Tensor:
+            # (rows, columns) -> (parts, rows / parts, columns): orthogonal() takes the first dimension as a batch.
             return orthogonal(whole.reshape(parts, rows // parts, columns)).reshape(rows, columns)
 
         if self._ranks is None:
@@ -104,8 +108,11 @@ class Muon(Optimizer):
         else:
             updates = _by_matrix(directions, self._ranks, made)
         for parameter, update in zip(parameters, updates, strict=True):
+            # to_local() shares the shard's memory: a change of `mine` changes the parameter.
             mine = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            # Decoupled weight decay, as in AdamW (Loshchilov and Hutter, arXiv 1711.05101): it is not part of the direction.
             mine.mul_(1 - group["lr"] * group["weight_decay"])
+            # The elements of an orthogonal matrix have the root mean square 1 / sqrt(larger side); with this factor, 0.2.
             mine.add_(update.to(mine.dtype), alpha=-group["lr"] * 0.2 * max(rows // parts, columns) ** 0.5)
 
     def _direction(self, parameter: torch.Tensor, momentum: float) -> torch.Tensor:
@@ -113,6 +120,8 @@ class Muon(Optimizer):
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
+        # The post has m <- momentum * m + g and g + momentum * m. These two lines are (1 - momentum) times that, which changes
+        # nothing: orthogonal() divides by the norm.
         state["momentum"].lerp_(parameter.grad, 1 - momentum)
         direction = parameter.grad.lerp(state["momentum"], momentum)
         return direction.to_local() if isinstance(direction, DTensor) else direction
@@ -120,6 +129,7 @@ class Muon(Optimizer):
 
 def _by_matrix(directions: list[torch.Tensor], ranks: dist.ProcessGroup, made: Made) -> list[torch.Tensor]:
     """The updates of matrices that all ranks hold whole: rank i makes the i-th, and all ranks get all."""
+    # The last round of a shape may have fewer matrices than ranks. The other ranks send zeros: all must take part.
     mine = made(directions[ranks.rank()]) if ranks.rank() < len(directions) else None
     kind = orthogonal_type(directions[0])
     rows, columns = directions[0].shape
@@ -128,12 +138,12 @@ def _by_matrix(directions: list[torch.Tensor], ranks: dist.ProcessGroup, made: M
     # (rows, columns) of each rank -> (ranks * rows, columns). The update, not the direction, is sent: it is in bfloat16 on
     # a GPU, half the bytes.
     dist.all_gather_into_tensor(every, sent, group=ranks)
-    return list(every.split(rows)[: len(directions)])
+    return list(every.split(rows)[: len(directions)])  # (rows, columns) each; the zeros behind them are left out
 
 
 def _by_rows(directions: list[torch.Tensor], rows: int, ranks: dist.ProcessGroup, made: Made) -> list[torch.Tensor]:
     """This rank's rows of the updates, where each rank holds rows of each matrix. Rank i gathers and makes the i-th."""
-    columns = directions[0].shape[1]
+    columns = directions[0].shape[1]  # each direction is (this rank's rows, columns)
     each = -(-rows // ranks.size())  # as FSDP shards: equal parts, the last ones shorter or empty
     # Rows of a matrix on each rank.
     parts = [max(0, min(each, rows - each * rank)) for rank in range(ranks.size())]
@@ -142,14 +152,17 @@ def _by_rows(directions: list[torch.Tensor], rows: int, ranks: dist.ProcessGroup
     # back.
     out = [directions[0].numel() if rank < len(directions) else 0 for rank in range(ranks.size())]
     back = [part * columns if has_one else 0 for part in parts]
+    # (rows * columns,) on a rank that makes a matrix, else (0,). Rank after rank sends its rows, so they arrive in order.
     whole = torch.empty(sum(back), dtype=directions[0].dtype, device=directions[0].device)
     # All-to-all and not all-gather: each rank needs one whole matrix, not all of them.
     dist.all_to_all_single(whole, torch.cat([one.flatten() for one in directions]), back, out, group=ranks)
     update = made(whole.view(rows, columns)) if has_one else whole
     kind = orthogonal_type(directions[0])
+    # The way back: what a rank sent it now receives, so `out` and `back` change places. Afterwards `mine` has this rank's
+    # rows of update 0, then of update 1, and so on.
     mine = torch.empty(sum(out), dtype=kind, device=whole.device)
     dist.all_to_all_single(mine, update.to(kind).flatten().contiguous(), out, back, group=ranks)
-    return list(mine.view(len(directions), -1, columns))
+    return list(mine.view(len(directions), -1, columns))  # (matrices, this rank's rows, columns), as a list
 
 
 def orthogonal_type(matrix: torch.Tensor) -> torch.dtype:
@@ -172,6 +185,6 @@ def orthogonal(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
     # The Frobenius norm is at least the largest singular value, so all are in (0, 1]. 1e-7 avoids a division by zero.
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
+        square = x @ x.mT  # (…, n, n), where n is the smaller side
+        x = a * x + (b * square + c * square @ square) @ x  # keeps its shape, (…, n, larger side)
     return x.mT if tall else x
