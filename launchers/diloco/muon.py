@@ -10,7 +10,7 @@ Muon takes the matrices of the blocks. Embedding, output layer and norms stay on
 not maps between hidden states, and a vector has no singular values to equalize.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-# Matrices that stack several maps by rows. Each part is made orthogonal separately (the Muon post does so for qkv).
-STACKED = {"qkv.weight": 3, "gate_up.weight": 2}
 Made = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -38,12 +36,11 @@ def optimizers(
 
     beta2: AdamW averages squared gradients over about 1 / (1 - beta2) steps. group: the ranks that share Muon's work.
     """
-    taken: dict[int, list[nn.Parameter]] = {}  # number of stacked maps -> matrices; each is a parameter group of Muon
+    taken: dict[tuple[int, ...], list[nn.Parameter]] = {}  # stacked maps -> matrices; each is a parameter group of Muon
     rest = []  # for AdamW: embedding, output layer, norms and biases
     for name, parameter in net.named_parameters():
         if kind == "muon" and "blocks." in name and parameter.dim() == 2:
-            parts = next((count for end, count in STACKED.items() if name.endswith(end)), 1)
-            taken.setdefault(parts, []).append(parameter)
+            taken.setdefault(stacked(net, name), []).append(parameter)
         else:
             rest.append(parameter)
     made: list[Optimizer] = [loop.adamw(rest, lr=lr, weight_decay=weight_decay, beta2=beta2)]
@@ -53,8 +50,17 @@ def optimizers(
     return made
 
 
+def stacked(net: nn.Module, name: str) -> tuple[int, ...]:
+    """The shares of the maps that a block's matrix stacks by rows. Each is made orthogonal separately, as in the Muon post."""
+    if name.endswith("qkv.weight"):
+        # With grouped queries (`--init-from`) a block has fewer heads of keys and of values than of queries.
+        block: Any = net.get_submodule(name.removesuffix(".qkv.weight"))
+        return (block.heads, block.keys, block.keys)
+    return (1, 1) if name.endswith("gate_up.weight") else (1,)
+
+
 class Muon(Optimizer):
-    """Updates matrices only. `parts` of a parameter group: the number of row blocks in each of its matrices.
+    """Updates matrices only. `parts` of a parameter group: the shares of the row blocks in each of its matrices.
 
     group: the ranks that share the work, each with whole matrices (DDP) or with rows of them (FSDP); None: this rank alone.
     One rank does Newton-Schulz for each matrix. A round handles as many matrices of one shape as there are ranks.
@@ -67,7 +73,7 @@ class Muon(Optimizer):
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.1,
-        parts: int = 1,
+        parts: Sequence[int] = (1,),
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": parts})
@@ -95,11 +101,17 @@ class Muon(Optimizer):
         # Each (rows, columns); with FSDP this rank's rows of it. DDP or FSDP has averaged the gradients over the ranks.
         directions = [self._direction(parameter, group["momentum"]) for parameter in parameters]
         rows, columns = parameters[0].shape  # of the whole matrix: a DTensor's shape is the global one
-        parts = group["parts"]
+        heights = [rows * part // sum(group["parts"]) for part in group["parts"]]  # rows of each block
+        # The elements of an orthogonal matrix have the root mean square 1 / sqrt(larger side); with this factor, 0.2.
+        factors = [0.2 * max(height, columns) ** 0.5 for height in heights]
 
         def made(whole: torch.Tensor) -> torch.Tensor:
-            # (rows, columns) -> (parts, rows / parts, columns): orthogonal() takes the first dimension as a batch.
-            return orthogonal(whole.reshape(parts, rows // parts, columns)).reshape(rows, columns)
+            if len({*heights}) == 1:
+                # (rows, columns) -> (blocks, rows / blocks, columns): orthogonal() takes the first dimension as a batch.
+                return orthogonal(whole.reshape(len(heights), -1, columns)).reshape(rows, columns)
+            # The first block's factor is applied below, to all rows.
+            blocks = zip(whole.split(heights), factors, strict=True)
+            return torch.cat([orthogonal(block) * (factor / factors[0]) for block, factor in blocks])
 
         if self._ranks is None:
             updates = [made(direction) for direction in directions]
@@ -112,8 +124,7 @@ class Muon(Optimizer):
             mine = parameter.to_local() if isinstance(parameter, DTensor) else parameter
             # Decoupled weight decay, as in AdamW (Loshchilov and Hutter, arXiv 1711.05101): it is not part of the direction.
             mine.mul_(1 - group["lr"] * group["weight_decay"])
-            # The elements of an orthogonal matrix have the root mean square 1 / sqrt(larger side); with this factor, 0.2.
-            mine.add_(update.to(mine.dtype), alpha=-group["lr"] * 0.2 * max(rows // parts, columns) ** 0.5)
+            mine.add_(update.to(mine.dtype), alpha=-group["lr"] * factors[0])
 
     def _direction(self, parameter: torch.Tensor, momentum: float) -> torch.Tensor:
         """The direction of the momentum one step ahead (Nesterov): of the whole matrix, or of this rank's rows."""

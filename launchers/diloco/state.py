@@ -201,11 +201,13 @@ def take_inner(net: nn.Module, optimizers: list[Optimizer], state: dict[str, dic
     names = {parameter: name for name, parameter in net.named_parameters()}
     for optimizer in optimizers:
         for group in optimizer.param_groups:
+            # Where torch keeps AdamW's step: a fused kernel reads it on the device (torch.optim.Optimizer.load_state_dict).
+            on_device = group.get("fused") or group.get("capturable")
             for parameter in group["params"]:
-                # A value of the parameter's shape is sharded like it. Other values (AdamW's step) are numbers on the CPU.
+                # A value of the parameter's shape is sharded like it. Other values (AdamW's step) are numbers.
                 optimizer.state[parameter] = {
                     key: like(parameter, value.to(parameter.device, copy=True))
                     if value.shape == local(parameter).shape
-                    else value.clone()
+                    else value.to(parameter.device if on_device else "cpu", copy=True)
                     for key, value in state.get(names[parameter], {}).items()
                 }

@@ -4,15 +4,12 @@ Megatron fuses queries, keys and values by group: the query heads of a group, on
 whole groups. Of the gate and the up projection, a rank holds its rows of both.
 """
 
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
 from lib import huggingface, model
 from megatron.core import parallel_state
 from megatron.core.models.gpt import GPTModel
-
-Read = Callable[[str], torch.Tensor]
 
 # Megatron's name -> the name in lib/model.py, whose names lib/huggingface.py reads.
 _OUTSIDE_BLOCKS = {
