@@ -10,7 +10,7 @@ Muon takes the matrices of the blocks. Embedding, output layer and norms stay on
 not maps between hidden states, and a vector has no singular values to equalize.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -20,8 +20,6 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-# Matrices that stack several maps by rows. Each part is made orthogonal separately (the Muon post does so for qkv).
-STACKED = {"qkv.weight": 3, "gate_up.weight": 2}
 Made = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -38,12 +36,11 @@ def optimizers(
 
     beta2: AdamW averages squared gradients over about 1 / (1 - beta2) steps. group: the ranks that share Muon's work.
     """
-    taken: dict[int, list[nn.Parameter]] = {}
-    rest = []
+    taken: dict[tuple[int, ...], list[nn.Parameter]] = {}  # stacked maps -> matrices; each is a parameter group of Muon
+    rest = []  # for AdamW: embedding, output layer, norms and biases
     for name, parameter in net.named_parameters():
         if kind == "muon" and "blocks." in name and parameter.dim() == 2:
-            parts = next((count for end, count in STACKED.items() if name.endswith(end)), 1)
-            taken.setdefault(parts, []).append(parameter)
+            taken.setdefault(stacked(net, name), []).append(parameter)
         else:
             rest.append(parameter)
     made: list[Optimizer] = [loop.adamw(rest, lr=lr, weight_decay=weight_decay, beta2=beta2)]
@@ -53,8 +50,17 @@ def optimizers(
     return made
 
 
+def stacked(net: nn.Module, name: str) -> tuple[int, ...]:
+    """The shares of the maps that a block's matrix stacks by rows. Each is made orthogonal separately, as in the Muon post."""
+    if name.endswith("qkv.weight"):
+        # With grouped queries (`--init-from`) a block has fewer heads of keys and of values than of queries.
+        block: Any = net.get_submodule(name.removesuffix(".qkv.weight"))
+        return (block.heads, block.keys, block.keys)
+    return (1, 1) if name.endswith("gate_up.weight") else (1,)
+
+
 class Muon(Optimizer):
-    """Updates matrices only. `parts` of a parameter group: the number of row blocks in each of its matrices.
+    """Updates matrices only. `parts` of a parameter group: the shares of the row blocks in each of its matrices.
 
     group: the ranks that share the work, each with whole matrices (DDP) or with rows of them (FSDP); None: this rank alone.
     One rank does Newton-Schulz for each matrix. A round handles as many matrices of one shape as there are ranks.
@@ -67,7 +73,7 @@ class Muon(Optimizer):
         lr: float,
         momentum: float = 0.95,
         weight_decay: float = 0.1,
-        parts: int = 1,
+        parts: Sequence[int] = (1,),
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(params, {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "parts": parts})
@@ -79,23 +85,33 @@ class Muon(Optimizer):
         if closure is not None:
             raise ValueError("Muon takes no closure.")
         for group in self.param_groups:
+            # A round needs one shape: the collectives below send equal sizes. All ranks see the parameters in the same order, so
+            # their rounds are the same.
             by_shape: dict[torch.Size, list[torch.Tensor]] = {}
             for parameter in group["params"]:
                 if parameter.grad is not None:
                     by_shape.setdefault(parameter.shape, []).append(parameter)
-            count = 1 if self._ranks is None else self._ranks.size()
+            count = 1 if self._ranks is None else self._ranks.size()  # matrices of a round
             for parameters in by_shape.values():
                 for first in range(0, len(parameters), count):
                     self._round(parameters[first : first + count], group)
 
     def _round(self, parameters: list[torch.Tensor], group: dict[str, Any]) -> None:
         """Update matrices of one shape: at most as many as there are ranks."""
+        # Each (rows, columns); with FSDP this rank's rows of it. DDP or FSDP has averaged the gradients over the ranks.
         directions = [self._direction(parameter, group["momentum"]) for parameter in parameters]
-        rows, columns = parameters[0].shape
-        parts = group["parts"]
+        rows, columns = parameters[0].shape  # of the whole matrix: a DTensor's shape is the global one
+        heights = [rows * part // sum(group["parts"]) for part in group["parts"]]  # rows of each block
+        # The elements of an orthogonal matrix have the root mean square 1 / sqrt(larger side); with this factor, 0.2.
+        factors = [0.2 * max(height, columns) ** 0.5 for height in heights]
 
         def made(whole: torch.Tensor) -> torch.Tensor:
-            return orthogonal(whole.reshape(parts, rows // parts, columns)).reshape(rows, columns)
+            if len({*heights}) == 1:
+                # (rows, columns) -> (blocks, rows / blocks, columns): orthogonal() takes the first dimension as a batch.
+                return orthogonal(whole.reshape(len(heights), -1, columns)).reshape(rows, columns)
+            # The first block's factor is applied below, to all rows.
+            blocks = zip(whole.split(heights), factors, strict=True)
+            return torch.cat([orthogonal(block) * (factor / factors[0]) for block, factor in blocks])
 
         if self._ranks is None:
             updates = [made(direction) for direction in directions]
@@ -104,15 +120,19 @@ class Muon(Optimizer):
         else:
             updates = _by_matrix(directions, self._ranks, made)
         for parameter, update in zip(parameters, updates, strict=True):
+            # to_local() shares the shard's memory: a change of `mine` changes the parameter.
             mine = parameter.to_local() if isinstance(parameter, DTensor) else parameter
+            # Decoupled weight decay, as in AdamW (Loshchilov and Hutter, arXiv 1711.05101): it is not part of the direction.
             mine.mul_(1 - group["lr"] * group["weight_decay"])
-            mine.add_(update.to(mine.dtype), alpha=-group["lr"] * 0.2 * max(rows // parts, columns) ** 0.5)
+            mine.add_(update.to(mine.dtype), alpha=-group["lr"] * factors[0])
 
     def _direction(self, parameter: torch.Tensor, momentum: float) -> torch.Tensor:
         """The direction of the momentum one step ahead (Nesterov): of the whole matrix, or of this rank's rows."""
         state = self.state[parameter]
         if not state:
             state["momentum"] = torch.zeros_like(parameter)
+        # The post has m <- momentum * m + g and g + momentum * m. These two lines are (1 - momentum) times that, which changes
+        # nothing: orthogonal() divides by the norm.
         state["momentum"].lerp_(parameter.grad, 1 - momentum)
         direction = parameter.grad.lerp(state["momentum"], momentum)
         return direction.to_local() if isinstance(direction, DTensor) else direction
@@ -120,6 +140,7 @@ class Muon(Optimizer):
 
 def _by_matrix(directions: list[torch.Tensor], ranks: dist.ProcessGroup, made: Made) -> list[torch.Tensor]:
     """The updates of matrices that all ranks hold whole: rank i makes the i-th, and all ranks get all."""
+    # The last round of a shape may have fewer matrices than ranks. The other ranks send zeros: all must take part.
     mine = made(directions[ranks.rank()]) if ranks.rank() < len(directions) else None
     kind = orthogonal_type(directions[0])
     rows, columns = directions[0].shape
@@ -128,12 +149,12 @@ def _by_matrix(directions: list[torch.Tensor], ranks: dist.ProcessGroup, made: M
     # (rows, columns) of each rank -> (ranks * rows, columns). The update, not the direction, is sent: it is in bfloat16 on
     # a GPU, half the bytes.
     dist.all_gather_into_tensor(every, sent, group=ranks)
-    return list(every.split(rows)[: len(directions)])
+    return list(every.split(rows)[: len(directions)])  # (rows, columns) each; the zeros behind them are left out
 
 
 def _by_rows(directions: list[torch.Tensor], rows: int, ranks: dist.ProcessGroup, made: Made) -> list[torch.Tensor]:
     """This rank's rows of the updates, where each rank holds rows of each matrix. Rank i gathers and makes the i-th."""
-    columns = directions[0].shape[1]
+    columns = directions[0].shape[1]  # each direction is (this rank's rows, columns)
     each = -(-rows // ranks.size())  # as FSDP shards: equal parts, the last ones shorter or empty
     # Rows of a matrix on each rank.
     parts = [max(0, min(each, rows - each * rank)) for rank in range(ranks.size())]
@@ -142,14 +163,17 @@ def _by_rows(directions: list[torch.Tensor], rows: int, ranks: dist.ProcessGroup
     # back.
     out = [directions[0].numel() if rank < len(directions) else 0 for rank in range(ranks.size())]
     back = [part * columns if has_one else 0 for part in parts]
+    # (rows * columns,) on a rank that makes a matrix, else (0,). Rank after rank sends its rows, so they arrive in order.
     whole = torch.empty(sum(back), dtype=directions[0].dtype, device=directions[0].device)
     # All-to-all and not all-gather: each rank needs one whole matrix, not all of them.
     dist.all_to_all_single(whole, torch.cat([one.flatten() for one in directions]), back, out, group=ranks)
     update = made(whole.view(rows, columns)) if has_one else whole
     kind = orthogonal_type(directions[0])
+    # The way back: what a rank sent it now receives, so `out` and `back` change places. Afterwards `mine` has this rank's
+    # rows of update 0, then of update 1, and so on.
     mine = torch.empty(sum(out), dtype=kind, device=whole.device)
     dist.all_to_all_single(mine, update.to(kind).flatten().contiguous(), out, back, group=ranks)
-    return list(mine.view(len(directions), -1, columns))
+    return list(mine.view(len(directions), -1, columns))  # (matrices, this rank's rows, columns), as a list
 
 
 def orthogonal_type(matrix: torch.Tensor) -> torch.dtype:
@@ -172,6 +196,6 @@ def orthogonal(matrices: torch.Tensor, steps: int = 5) -> torch.Tensor:
     # The Frobenius norm is at least the largest singular value, so all are in (0, 1]. 1e-7 avoids a division by zero.
     x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
     for _ in range(steps):
-        square = x @ x.mT
-        x = a * x + (b * square + c * square @ square) @ x
+        square = x @ x.mT  # (…, n, n), where n is the smaller side
+        x = a * x + (b * square + c * square @ square) @ x  # keeps its shape, (…, n, larger side)
     return x.mT if tall else x

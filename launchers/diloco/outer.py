@@ -37,15 +37,15 @@ Record = dict[str, Any]
 class Settings:
     """`every` inner steps (H) average each of the `fragments` (F) once. An average takes `delay` of these steps."""
 
-    steps: int
-    every: int
-    fragments: int = 1
-    delay: int = 0
-    alpha: float = 0.0
-    lr: float = 0.7
+    steps: int  # inner steps of the whole training
+    every: int  # H of the papers
+    fragments: int = 1  # F: more than 1 is Streaming DiLoCo
+    delay: int = 0  # inner steps from the start of an average to its use; 0: the group waits for it
+    alpha: float = 0.0  # the share of a group's own parameters in the mix after an average; 0: none of them stays
+    lr: float = 0.7  # of the outer optimizer, as the momentum below
     momentum: float = 0.9
-    bits: int = 32
-    top_k: float = 0.0
+    bits: int = 32  # of each value sent; 32: float32, nothing is rounded
+    top_k: float = 0.0  # share of the values that are sent; 0: all
 
     @property
     def interval(self) -> int:
@@ -60,8 +60,10 @@ class Settings:
             raise SystemExit(f"--sync-every {self.every} must be a multiple of --fragments {self.fragments}.")
         if not 0 <= self.top_k <= 1:
             raise SystemExit(f"--top-k {self.top_k:g} must be from 0 (send all) to 1.")
+        # Both are compressions of the same vector. The values of top_k travel as whole float32.
         if self.top_k and self.bits != 32:
             raise SystemExit(f"--top-k {self.top_k:g} and --bits {self.bits} cannot be used together; choose one.")
+        # One average is in flight at a time: it must have landed when the next one starts.
         if not 0 <= self.delay < self.interval:
             raise SystemExit(f"--overlap {self.delay} must be below sync-every / fragments, {self.interval}.")
 
@@ -75,10 +77,10 @@ def ended(position: dict[str, int], settings: Settings) -> bool:
 class Meeting:
     """The data that the members exchanged: whose pseudo-gradients count, the inner step of the average, seconds waited."""
 
-    members: Members
-    weights: list[int]
-    step: int
-    waited: float
+    members: Members  # the groups of this quorum, in the order of their ranks
+    weights: list[int]  # of each member: 1 with a pseudo-gradient; 0 for one that has none, as after taking state
+    step: int  # the inner step at which all members are after this outer step
+    waited: float  # the most seconds that a member has waited in open()
 
     @property
     def weight(self) -> int:
@@ -105,12 +107,14 @@ class DiLoCo:
         self.globals = Globals(
             net, world, wire, fragments=settings.fragments, lr=settings.lr, momentum=settings.momentum
         )
+        # seat.pg connects rank i of this group to rank i of the others. world.control connects the ranks of this group.
         self._average = Average(seat.pg, settings.bits, settings.top_k)
         # Outer steps; inner steps; inner steps at the last outer step; fragments averaged after the last inner step.
         self.position = {"outer": 0, "step": 0, "committed": 0, "flushed": 0}
-        self._behind = False
+        self._behind = False  # this group's parameters differ from those of most groups: it takes theirs
+        # With overlap: the meeting, the pseudo-gradient that it averages, and the mean, once the thread has it.
         self._in_flight: tuple[Meeting, torch.Tensor, Answer[torch.Tensor]] | None = None
-        self._present: list[int] = []
+        self._present: list[int] = []  # groups at the last outer step, to log who joined and left
         self._waited = {"quorum": 0.0, "average": 0.0}  # seconds since the last record
 
     @property
@@ -125,6 +129,7 @@ class DiLoCo:
     @property
     def landing(self) -> int:
         """The inner step after which the next average is used."""
+        # After the last inner step this is the current step, so that every call of synchronise() averages one more fragment.
         return min(self.position["committed"] + self.settings.interval, self.settings.steps)
 
     def open(self, patience: float) -> Record | None:
@@ -135,9 +140,10 @@ class DiLoCo:
         """
         began = time.monotonic()
         while True:
-            meeting = self._meet(0, waited=time.monotonic() - began)
-            if sum(meeting.weights):
+            meeting = self._meet(0, waited=time.monotonic() - began)  # weight 0: it only meets the others
+            if sum(meeting.weights):  # some group has a pseudo-gradient, so they are training
                 return self._finish(meeting)
+            # The rows of a meeting are the same in all groups, `waited` too. So all groups stop waiting at the same meeting.
             if len(meeting.weights) >= self._group.count or meeting.waited >= patience:
                 return None
             time.sleep(0.2)
@@ -150,11 +156,13 @@ class DiLoCo:
     def synchronise(self) -> Record | None:
         """Do the outer step, if one is due. With overlap, start its average when that is due."""
         if self.position["step"] >= self.landing:
+            # Nothing is in flight: there is no overlap, all inner steps are done, or the run was resumed here.
             if self._in_flight is None:
                 return self._finish(self._meet(1))
             meeting, values, work = self._in_flight
             self._in_flight = None
             return self._finish(meeting, values, work)
+        # Streaming DiLoCo: start now, train on for `delay` inner steps, and use the average at `landing`.
         if self._in_flight is None and self.position["step"] >= self.landing - self.settings.delay:
             meeting = self._meet(1)
             if not meeting.weight:  # this group missed outer steps and took state: finish with the others at once
@@ -171,13 +179,16 @@ class DiLoCo:
         self.position = dict(state["at"])
         self.globals.take(state["globals"])
         take_inner(self._net, self._inner, state["inner"])
+        # A group that takes state drops its own inner steps since the last outer step. So its pseudo-gradient would be 0.
         self.globals.put(range(self.settings.fragments))
         self._behind = False
         self._in_flight = None
 
     def save(self) -> Record:
         """This rank's part of a checkpoint: more than give(), so that this group continues exactly here. See gathered()."""
+        # Between outer steps a group's own parameters differ from the global ones.
         own = {name: local(parameter).detach() for name, parameter in self._net.named_parameters()}
+        # In the same order on all ranks: gathered() makes one collective for each fragment.
         residuals = dict(sorted(self._average.residuals.items()))
         return self.give() | {"own": own, "residuals": residuals, "fragments": self.settings.fragments}
 
@@ -203,6 +214,7 @@ class DiLoCo:
         if own:
             for name, parameter in self._net.named_parameters():
                 local(parameter).copy_(state["own"][name])
+            # With another number of fragments a residual would belong to other parameters.
             if state["fragments"] == self.settings.fragments:
                 parts = {number: self.globals.part(whole) for number, whole in state["residuals"].items()}
                 self._average.residuals = {number: part.to(self._wire) for number, part in parts.items()}
@@ -218,22 +230,26 @@ class DiLoCo:
         began = time.perf_counter()
         while True:
             try:
+                # The group at an earlier outer step takes the state of one at the latest. BEHIND is below every outer step, so it
+                # asks for state even where the step is right.
                 members = self._seat.join(
                     BEHIND if self._behind else self.position["outer"],
                     give=self.give,
                     take=self.take,
                     meanwhile=lambda: self._meanwhile(self.position),
                 )
+                # Its inner steps were replaced by another group's state: nothing is left to average.
                 weight = 0 if members.healed else weight
                 mine = (self.position["outer"], self.globals.checksum)
-                step = self.landing if weight else self.position["step"]
+                step = self.landing if weight else self.position["step"]  # the step at which the average lands
                 # An all-gather of five int64 from every group. Only then is it known whether all have the same
                 # state.
                 rows = self._seat.gather([*mine, weight, step, int(waited * 1000)])
             except Failed:
+                # A rank of this group lost its peer, or too few groups came.
                 self._seat.again()
                 continue
-            states = Counter((row[0], row[1]) for row in rows)
+            states = Counter((row[0], row[1]) for row in rows)  # (outer step, checksum) -> groups
             if len(states) == 1:
                 break
             # The state of most groups is right. Of equally frequent states, it is the lowest rank's, which comes first.
@@ -242,6 +258,7 @@ class DiLoCo:
         self._waited["quorum"] += time.perf_counter() - began
         return Meeting(
             members=members,
+            # The same in all groups, because all have the same rows.
             weights=[row[2] for row in rows],
             step=max((row[3] for row in rows if row[2]), default=self.position["step"]),
             waited=max(row[4] for row in rows) / 1000,
@@ -251,6 +268,7 @@ class DiLoCo:
         self, meeting: Meeting, values: torch.Tensor | None = None, work: Answer[torch.Tensor] | None = None
     ) -> Record | None:
         """Average, in as many meetings as needed, and step. None where in the end no group has a pseudo-gradient."""
+        # `values` is kept from try to try, so that a failed average loses no inner steps.
         meetings = 1
         while sum(meeting.weights):
             try:
@@ -263,6 +281,7 @@ class DiLoCo:
                 self._seat.confirm()
             except Failed:
                 self._seat.again()
+                # The groups of the new meeting may be others. The average in flight is lost, so the next one starts anew.
                 meeting, work, meetings = self._meet(meeting.weight), None, meetings + 1
                 values = values if meeting.weight else None  # after taking state it may be another fragment's turn
             else:
@@ -272,35 +291,39 @@ class DiLoCo:
 
     def _launch(self, meeting: Meeting) -> tuple[Meeting, torch.Tensor, Answer[torch.Tensor]]:
         """Start the average on a separate thread, and on a GPU on a separate stream."""
-        values = self.globals.pseudo_gradient(self.fragment)
+        values = self.globals.pseudo_gradient(self.fragment)  # a copy: inner steps may change the model meanwhile
         fragment, weights, me = self.fragment, meeting.weights, meeting.members.me
         if not values.is_cuda:
             return meeting, values, Answer(lambda: self._average(fragment, values, weights, me))
 
         def average() -> torch.Tensor:
-            torch.cuda.set_device(values.device)
+            torch.cuda.set_device(values.device)  # a new thread has GPU 0
+            # A stream of its own: on the training's stream, the average and the kernels of inner steps would wait for each other.
             with torch.cuda.stream(torch.cuda.Stream()):
                 mean = self._average(fragment, values, weights, me)
-                torch.cuda.current_stream().synchronize()
+                torch.cuda.current_stream().synchronize()  # so that any stream may read `mean`
             return mean
 
-        torch.cuda.current_stream().synchronize()
+        torch.cuda.current_stream().synchronize()  # `values` must be complete before another stream reads it
         return meeting, values, Answer(average)
 
     def _averaged(self, meeting: Meeting, values: torch.Tensor, work: Answer[torch.Tensor] | None) -> torch.Tensor:
         began = time.perf_counter()
         now = work.value if work else lambda: self._average(self.fragment, values, meeting.weights, meeting.members.me)
+        # together(): if one rank of the group loses its peer, all ranks get Failed, and none of them uses its part.
         mean = self._seat.together(now)
         self._waited["average"] += time.perf_counter() - began
         return mean
 
     def _step(self, meeting: Meeting, mean: torch.Tensor) -> None:
+        # Every group has confirmed this average: its rounding errors now count as owed.
         self._average.commit()
         # All groups have the same mean, so each makes the same outer step by itself, and nothing more is sent.
         self.globals.step(self.fragment, mean)
         # A group without a pseudo-gradient has no local progress to mix in.
         self.globals.put([self.fragment], self.settings.alpha if meeting.weight else 0.0)
         self.position["outer"] += 1
+        # A group that only took part jumps to the others' inner step. train.py then reads the data from there.
         self.position["step"] = self.position["committed"] = meeting.step
         if meeting.step >= self.settings.steps:
             self.position["flushed"] += 1

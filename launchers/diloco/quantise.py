@@ -34,21 +34,24 @@ def pack(values: torch.Tensor, bits: int) -> torch.Tensor:
         scale = blocks.abs().amax(dim=-1, keepdim=True) / 127
     else:
         scale = blocks.square().mean(dim=-1, keepdim=True).sqrt() * STEP[bits]
+    # A block of zeros has scale 0. where() replaces the NaN of 0 / 0.
     steps = torch.where(scale > 0, blocks / scale, 0.0)
+    # 8 bits: levels -127 to 127, and 0 is one of them. Fewer bits: an even number of levels around 0, -1.5 to 1.5 for 2 bits.
     offset = 128.0 if bits == 8 else 2 ** (bits - 1) - 0.5
     codes = (steps + offset).round().clamp(0, 2**bits - 1).to(torch.uint8).view(rows, -1, 8 // bits)
     packed = torch.zeros_like(codes[..., 0])
     for place in range(8 // bits):
-        packed |= codes[..., place] << (place * bits)
-    return torch.cat((scale.reshape(rows, -1).view(torch.uint8), packed), dim=1)
+        packed |= codes[..., place] << (place * bits)  # the first code in the lowest bits
+    return torch.cat((scale.reshape(rows, -1).view(torch.uint8), packed), dim=1)  # (rows, 4 n / 256 + n bits / 8)
 
 
 def unpack(packed: torch.Tensor, bits: int) -> torch.Tensor:
     """The output of pack() -> float32 [rows, n]."""
     rows, size = packed.shape
-    blocks = size // (4 + BLOCK * bits // 8)
+    blocks = size // (4 + BLOCK * bits // 8)  # of a block: the 4 bytes of its scale, and its codes
     scale = packed[:, : 4 * blocks].contiguous().view(torch.float32).view(rows, blocks, 1)
     codes = packed[:, 4 * blocks :]
+    # (rows, bytes) -> (rows, bytes, codes in a byte)
     spread = torch.stack([(codes >> (place * bits)) & (2**bits - 1) for place in range(8 // bits)], dim=-1)
     offset = 128.0 if bits == 8 else 2 ** (bits - 1) - 0.5
     return ((spread.view(rows, blocks, BLOCK).float() - offset) * scale).view(rows, -1)
@@ -90,6 +93,7 @@ class Average:
 
     def _quantised(self, fragment: int, values: torch.Tensor, weights: list[int], me: int) -> torch.Tensor:
         groups, total = len(weights), sum(weights)
+        # Error feedback: add what earlier averages of this fragment left out.
         residual = self.residuals.get(fragment, torch.zeros_like(values))
         wanted = values + residual if weights[me] else values
         # Values that each group averages, rounded up to whole blocks: (groups, part).
@@ -98,7 +102,7 @@ class Average:
         padded.view(-1)[: len(values)] = wanted
 
         packed = pack(padded, self._bits)
-        lost = padded - unpack(packed, self._bits)
+        lost = padded - unpack(packed, self._bits)  # (groups, part): the error of rounding, sent next time
         received = torch.empty_like(packed)
         if groups > 1:
             with traffic():
@@ -107,7 +111,7 @@ class Average:
                 self._pg.alltoall_base(received, packed, [], [], AllToAllOptions()).wait()
         else:
             received.copy_(packed)
-        weight = torch.tensor(weights, dtype=torch.float32, device=values.device)[:, None]
+        weight = torch.tensor(weights, dtype=torch.float32, device=values.device)[:, None]  # (groups, 1)
         # (1, part)
         mean = (unpack(received, self._bits) * weight).sum(dim=0, keepdim=True) / total
 
@@ -119,6 +123,7 @@ class Average:
         # This group also makes up for rounding the mean that it sent out. That error is in the sum, hence times `total`.
         lost = lost if weights[me] else torch.zeros_like(lost)
         lost[me] += (mean - unpack(packed, self._bits))[0] * total
+        # Not in self.residuals yet: a failed average is repeated with the old ones. commit() takes these over.
         self._next[fragment] = lost.view(-1)[: len(values)] + (0 if weights[me] else residual)
         return unpack(torch.cat(parts), self._bits).view(-1)[: len(values)].clone()
 
@@ -126,7 +131,7 @@ class Average:
         residual = self.residuals.get(fragment, torch.zeros_like(values))
         wanted = values + residual if weights[me] else values
         count = max(1, round(self._top_k * len(values)))
-        places = wanted.abs().topk(count).indices
+        places = wanted.abs().topk(count).indices  # (count,)
         # (2, count): positions as int32, and the bits of the float32 values, 8 bytes for each value sent.
         packed = torch.stack((places.to(torch.int32), wanted[places].view(torch.int32)))
         mean = torch.zeros_like(values)

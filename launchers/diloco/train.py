@@ -148,6 +148,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
 
     torch.manual_seed(args.seed)
     shape = huggingface.chosen(args, corpus.vocabulary)
+    # A tensor on the meta device has a shape and no memory. huggingface.begin() below gives each rank memory for its part.
     with torch.device("meta"):
         net = model.GPT(shape, apart=corpus.apart)
     flops_per_token, parameters = net.flops_per_token(), sum(p.numel() for p in net.parameters())
@@ -160,6 +161,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         mesh = init_device_mesh(world.device.type, (world.ddp_world_size,))
         # Parameters are all-gathered in `half`; gradients are summed in float32.
         policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
+        # Block by block: a block's parameters are gathered before it computes, and freed afterwards. `net` itself then shards
+        # what is left: embedding, last norm, output layer.
         for part in (*net.blocks, net):
             fully_shard(part, mesh=mesh, mp_policy=policy)
     huggingface.begin(net, args, world.device)
@@ -228,9 +231,11 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
                 f"{resume_from} was written by {ranks_then} ranks a group and cannot be read by {world.ddp_world_size}."
             )
         if args.inside == "fsdp":
+            # Each rank reads its own shards, also from another group's checkpoint: groups are sharded alike.
             path = resume_from / f"rank-{world.ddp_rank}.pt"
             state = torch.load(path, map_location="cpu", weights_only=True)
         else:
+            # Rank 0 reads the state and broadcasts it to the ranks of this group.
             state = whole_file.load(resume_from / "rank-0.pt", world)
         diloco.load(state, own=own)
         position = diloco.position
@@ -280,19 +285,21 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
 
     def loss_of(batch: list[torch.Tensor]) -> torch.Tensor:
         # (B, T) each: B windows of a micro-batch, T tokens of context. The targets are the tokens shifted by one.
+        # non_blocking: a copy from pinned memory runs beside the GPU's work.
         tokens, targets = (tensor.to(world.device, non_blocking=True) for tensor in batch)
         with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
-            return forward(tokens, targets)
+            return forward(tokens, targets)  # (): the mean cross-entropy over B * T targets
 
     # DDP sets the order of its sums in the first backward pass. Run that pass before any that counts.
     if args.inside == "ddp":
+        # DDP's backward pass is a collective: every rank of the group makes this pass.
         loss_of(next(iter(DataLoader(train_set, micro_batch)))).backward()
         net.zero_grad(set_to_none=True)
 
     def inner_step() -> tuple[torch.Tensor, torch.Tensor, float]:
         """Make an inner step. Returns the loss and gradient norm of this rank, and the learning rate."""
         # The loss stays on the GPU: reading it at every step would wait for the GPU.
-        losses = torch.zeros((), device=world.device)
+        losses = torch.zeros((), device=world.device)  # (): the mean over the micro-batches
         for micro_step in range(args.accumulate):
             last_micro_step = micro_step == args.accumulate - 1
             # Gradients are exchanged within the group, in the last micro-step only.

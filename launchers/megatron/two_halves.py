@@ -31,14 +31,19 @@ class _Writer(FileSystemWriterAsync):
 
     def prepare_write_data(self, plan: SavePlan, planner: SavePlanner) -> None:
         """Note this rank's bytes and tensors as they are."""
+        # item (torch's WriteItem): which part of a whole tensor this is, or which object. data: that part, or pickled bytes.
         found = [(item, planner.resolve_data(item)) for item in plan.items]
         others = [(item, data) for item, data in found if item.type == WriteItemType.BYTE_IO]
+        # detach() shares the memory of the training's tensors. checkpoints.kept() below decides when they are copied.
         tensors = [(item, data.detach()) for item, data in found if item.type != WriteItemType.BYTE_IO]
+        # The prefix is __RANK_, so each rank writes a file of another name.
         name = f"{plan.storage_data.prefix}0.distcp"
+        # Megatron's form: path, name in the metadata, contents. Empty on a rank whose shards another rank writes.
         self.write_buckets = [(str(Path(self.checkpoint_dir, name)), name, (others, tensors))] if found else []
         self.results_queue = filesystem_async._results_queue
 
 
+# Megatron's strategy looks this name up in its module at each save. So it makes a _Writer from now on.
 torch_strategy.FileSystemWriterAsync = _Writer
 
 
@@ -52,7 +57,7 @@ class TwoHalves(TorchDistSaveShardedStrategy):
         # In the first two saves all ranks plan together what goes where. The plan is kept: the state never changes its form.
         super().__init__("torch_dist", 1, cached_metadata=True)
         self._writer: FileSystemWriterAsync
-        self._metadata: Any = None
+        self._metadata: Any = None  # on rank 0: the shape of each tensor and its shards; None on other ranks
         self.is_checked = False
 
     def writes(self, folder: Path, checkpoints: Checkpoints, later: Iterator[torch.Tensor]) -> Finish:
@@ -60,8 +65,10 @@ class TwoHalves(TorchDistSaveShardedStrategy):
 
         later: the tensors that only the optimizer's step writes.
         """
+        # Those of this save: write() must not read them from self, which the next save changes.
         writer, metadata = self._writer, self._metadata
-        buckets = writer.write_buckets or []
+        buckets = writer.write_buckets or []  # one, or none on a rank that writes nothing
+        # A list of tensors for each bucket. In the background, kept() returns copies in host memory, in the same order.
         kept = checkpoints.kept([[tensor for _, tensor in tensors] for _, _, (_, tensors) in buckets], later)
 
         def write() -> None:
@@ -78,23 +85,29 @@ class TwoHalves(TorchDistSaveShardedStrategy):
             else:
                 wrote = done
             every: list[Any] = [None] * dist.get_world_size()
+            # every[i]: the WriteResults of rank i, with file and offset of each shard. All ranks call this, also one that failed:
+            # otherwise the others would wait for it. The group is gloo, apart from that of the training's collectives.
             dist.all_gather_object(every, wrote, group=checkpoints.group)
             if failure is not None:
                 raise failure
+            # Where a rank failed, no metadata is written. lib/checkpoint.py then raises that rank's error on all ranks.
             if dist.get_rank() == 0 and None not in every:
-                writer.finish(metadata, every)
+                writer.finish(metadata, every)  # writes .metadata, torch's index of all shards
+                # metadata.json: name and version of the format, for dist_checkpointing.load.
                 save_config(CheckpointingConfig(self.backend, self.version), str(folder))
 
         return write
 
     def _get_save_and_finalize_callbacks(self, writer: FileSystemWriterAsync, planned: Any) -> AsyncRequest:
         """Keep the plan. The returned request, for Megatron's own way, is not used."""
+        # planned: the writer again, the metadata, and torch's wrapper of the process group that planned.
         self._writer, (_, self._metadata, _), self.is_checked = writer, planned, True
         return super()._get_save_and_finalize_callbacks(writer, planned)
 
 
 def written_by_step(net: torch.nn.Module, optimizer: MegatronOptimizer) -> Iterator[torch.Tensor]:
     """The tensors that only the optimizer's step writes: the parameters, their copies in float32, and the moments."""
+    # get_megatron_optimizer returns a ChainedOptimizer. Its parts wrap the Adam of torch, Apex or Transformer Engine.
     for one in getattr(optimizer, "chained_optimizers", [optimizer]):
         if one.optimizer is not None:  # None: a rank without parameters of this kind
             yield from host_copy.written_by_step(net, one.optimizer)
@@ -103,6 +116,7 @@ def written_by_step(net: torch.nn.Module, optimizer: MegatronOptimizer) -> Itera
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor in host memory with a storage of its own: torch.save writes the whole storage of a view."""
     tensor = tensor.cpu()
+    # On a CPU, .cpu() returns its argument: perhaps a slice of a flat buffer, with all of that buffer's storage.
     return tensor.clone() if tensor.untyped_storage().nbytes() != tensor.nbytes else tensor
 
 
@@ -110,6 +124,7 @@ def _write(transforms: list[Any], bucket: Any) -> list[Any]:
     """Write one file. Returns torch's WriteResult of each item in it."""
     result: Queue[Any] = Queue()
     count: Queue[Any] = Queue()
+    # Megatron's function takes an item from this queue when it ends, and would wait for one.
     count.put(None)
     FileSystemWriterAsync.write_preloaded_data(transforms, 0, bucket, result, count, use_fsync=True)
     _, wrote = result.get()

@@ -47,8 +47,9 @@ parser.add_argument(
 class Request:
     """A request that waits for a worker. asked: the values that all requests of a batch must share."""
 
-    prompts: list[list[int]]
-    asked: dict[str, Any]
+    prompts: list[list[int]]  # token ids
+    asked: dict[str, Any]  # arguments of policy.sample: count, max_tokens, temperature, end
+    # Set by a worker's thread. Completions: a list for each prompt, with `count` of them.
     answer: Future[tuple["Weights", list[list[policy.Completion]]]] = field(default_factory=Future)
 
 
@@ -57,7 +58,7 @@ class Waiting:
 
     def __init__(self) -> None:
         self._requests: collections.deque[Request] = collections.deque()
-        self._changed = threading.Condition()
+        self._changed = threading.Condition()  # guards the deque: the event loop puts, the workers' threads take
 
     def __len__(self) -> int:
         return len(self._requests)
@@ -71,10 +72,11 @@ class Waiting:
         """The next request, and those after it that have the same `asked` and fit into `rows`. Waits for the first."""
         with self._changed:
             self._changed.wait_for(lambda: self._requests)
-            taken = [self._requests.popleft()]
+            taken = [self._requests.popleft()]  # even one larger than `rows`: no worker would take it otherwise
             # Rows of the batch: each prompt is sampled `count` times.
             count = taken[0].asked["count"]
             rows -= len(taken[0].prompts) * count
+            # In the order of arrival: a small request does not overtake one that does not fit, so that none waits for ever.
             while self._requests and self._requests[0].asked == taken[0].asked:
                 rows -= len(self._requests[0].prompts) * count
                 if rows < 0:
@@ -87,23 +89,25 @@ class Waiting:
 class Weights:
     """Identifies a worker's weights: the trainer's start that they come from, and their version in it."""
 
-    start: str
-    version: int
+    start: str  # drawn by the trainer at each of its starts
+    version: int  # training steps that the trainer had made
 
 
 class Worker(threading.Thread):
     """A copy of the policy on one device. The lock keeps its weights from changing within a batch."""
 
     def __init__(self, device: torch.device, waiting: Waiting, seed: int, max_batch: int) -> None:
-        super().__init__(daemon=True)
+        super().__init__(daemon=True)  # so that a batch under way does not keep the program from ending
         self.device, self._waiting, self._max_batch = device, waiting, max_batch
+        # A generator for each worker: torch's global one would be shared by the threads, in an order that timing decides.
         self._generator = torch.Generator(device).manual_seed(seed)
         self._lock = threading.Lock()
-        self._net: model.GPT | None = None
+        self._net: model.GPT | None = None  # None until the first weights are loaded
         self.weights: Weights | None = None
 
     def replace(self, net: model.GPT, weights: Weights) -> None:
         """Use another policy, from the next batch on."""
+        # Waits until the batch under way is sampled.
         with self._lock:
             self._net, self.weights = net, weights
 
@@ -117,7 +121,9 @@ class Worker(threading.Thread):
                     request.answer.set_exception(error)
 
     def _serve(self, requests: list[Request]) -> None:
+        # One batch of all requests. policy.sample pads it to (prompts * count, longest prompt + max_tokens).
         prompts = [prompt for request in requests for prompt in request.prompts]
+        # For the whole batch, so that one version samples all of it.
         with self._lock:
             weights, net = self.weights, self._net
             if weights is None or net is None:
@@ -135,10 +141,12 @@ class Server:
         self._args, self._waiting = args, Waiting()
         use_gpu = torch.cuda.is_available() if args.device == "auto" else args.device == "cuda"
         gpus = torch.cuda.device_count() if use_gpu else 0
+        # Worker n has GPU n modulo their number. More workers than GPUs share them, each with its own copy of the weights.
         devices = [
             torch.device("cuda", n % gpus) if gpus else torch.device("cpu") for n in range(args.workers or gpus or 1)
         ]
         # Servers on different nodes must not draw the same numbers.
+        # With equally many workers on each node, all workers have consecutive seeds.
         seed = args.seed * 1_000_003 + int(os.environ.get("NODE_RANK") or 0) * len(devices)
         self._workers = [Worker(d, self._waiting, seed + n, args.max_batch) for n, d in enumerate(devices)]
         # Two updates at a time would mix their weights, and need memory for both.
@@ -155,26 +163,30 @@ class Server:
     async def generate(self, request: web.Request) -> web.Response:
         if self._weights is None:
             return web.json_response({"error": "no weights yet"}, status=NO_WEIGHTS)
+        # The weights that answer may be newer than those at the time of the request: the answer names their version.
         asked = await request.json()
         waiting = Request(prompts=asked.pop("prompts"), asked=asked)
         self._waiting.put(waiting)
         # A worker thread samples. This coroutine waits without blocking other requests.
         weights, completions = await asyncio.wrap_future(waiting.answer)
-        found = [[asdict(completion) for completion in of_prompt] for of_prompt in completions]
+        found = [[asdict(completion) for completion in of_prompt] for of_prompt in completions]  # prompts x count
         return web.json_response({**asdict(weights), "completions": found})
 
     async def update(self, request: web.Request) -> web.Response:
         news = Announcement.parse(await request.json())
+        # Before the lock, so that an update that waits for other servers sees that it is superseded, and ends.
         self._newest = (news.start, news.number)
         async with self._updating:
             # A collective needs all its members, also a server that has these weights already.
             if news.store or self._weights != Weights(start=news.start, version=news.version):
                 try:
+                    # Newer weights were announced while this request waited for the lock.
                     if self._superseded(news):
                         raise RuntimeError("newer ones are announced")
-                    await asyncio.to_thread(self._update, news)
+                    await asyncio.to_thread(self._update, news)  # seconds, in which /health and /generate are served
                 except (RuntimeError, OSError) as error:
                     print(f"warning: weights of version {news.version}: {error}", flush=True)
+                    # Not fatal: the old weights stay. The orchestrator asks for new ones where a batch needs them.
                     return web.json_response({"error": str(error)}, status=MISSED)
         return web.json_response({"version": news.version})
 
@@ -187,14 +199,16 @@ class Server:
 
     def _update(self, news: Announcement) -> None:
         weights = Weights(start=news.start, version=news.version)
+        # Its shape comes with the announcement. Its random weights are overwritten below.
         first = policy.built(news.shape).to(self._workers[0].device).eval()
         timeout, superseded = self._args.weights_timeout, partial(self._superseded, news)
         # The workers sample with the old weights during the transfer. It takes seconds for a large model.
+        # Of a collective all servers are members, and the trainer is rank 0. A file each server reads by itself.
         first.load_state_dict(fetch(news, first.state_dict(), timeout, superseded))
         # Fetched once for each node, then copied to the other GPUs: that is faster than a second transfer over the network.
         for worker in self._workers:
             worker.replace(copy.deepcopy(first).to(worker.device), weights)
-        self._weights = weights
+        self._weights = weights  # from here on /health tells this version
         print(f"weights of version {news.version}", flush=True)
 
 
@@ -215,6 +229,7 @@ def main() -> None:
     )
     app.on_shutdown.append(server.give_up)
     print(f"listening on {args.host}:{args.port}", flush=True)
+    # aiohttp ends at TERM or INT. Requests under way get one second: their rollouts can be sampled elsewhere.
     web.run_app(app, host=args.host, port=args.port, print=None, shutdown_timeout=1)
 
 

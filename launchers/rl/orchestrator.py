@@ -74,6 +74,7 @@ class Servers:
         """A rollout for each completion, by weights no older than version `oldest`. Rollouts of one problem follow each other."""
         # As many parts as servers. A part is sent whole: a server samples a large batch in little more time than a small one.
         parts = [problems[n :: len(self._urls)] for n in range(len(self._urls))]
+        # All parts at the same time: the step waits for the slowest server alone.
         found = await asyncio.gather(*(self._part(task, part, asked, start, oldest) for part in parts if part))
         return [rollout for part in found for rollout in part]
 
@@ -92,6 +93,7 @@ class Servers:
         while True:
             # The server with the fewest requests under way.
             url = min(self._urls, key=lambda one: self._busy[one])
+            # No await since the choice: no other coroutine has counted a request in between.
             self._busy[url] += 1
             try:
                 got = await self._post(url, "generate", {"prompts": prompts, **asked})
@@ -108,19 +110,21 @@ class Servers:
                     for problem, prompt, completions in zip(problems, prompts, got["completions"], strict=True)
                     for completion in completions
                 ]
+            # The server cannot fetch weights by itself: the trainer has to announce them again.
             ask_again(self._run_dir)
             await asyncio.sleep(POLL_S)
 
     async def _post(self, url: str, what: str, body: dict[str, Any]) -> dict[str, Any]:
         """The server's answer. A restarting server first gives no answer and then has no weights, so it gets some time."""
-        deadline = time.monotonic() + self._timeout
+        deadline = time.monotonic() + self._timeout  # seconds that a change of the clock does not move
         while True:
             try:
                 async with self._session.post(f"{url}/{what}", json=body) as answer:
+                    # MISSED (409) answers an update: the server keeps older weights. _part notices at the next rollouts.
                     if answer.status in {200, MISSED}:
                         return await answer.json()
                     # Other answers are errors: a server that still starts, or a request that it cannot serve.
-                    fault = f"{answer.status}: {(await answer.text())[:200]}"
+                    fault = f"{answer.status}: {(await answer.text())[:200]}"  # an error page may be long
                     if answer.status == NO_WEIGHTS:
                         ask_again(self._run_dir)
             except (aiohttp.ClientError, ConnectionError, TimeoutError) as error:
@@ -137,7 +141,7 @@ class Weights:
     def __init__(self, run_dir: Path, servers: Servers) -> None:
         self._run_dir, self._servers = run_dir, servers
         self._changed = asyncio.Condition()
-        self.start, self.version = "", -1
+        self.start, self.version = "", -1  # the servers have none yet
 
     async def follow(self) -> None:
         """Follow the announcements without end."""
@@ -152,13 +156,14 @@ class Weights:
                     handing.cancel()  # a failed transfer is announced again, and nobody waits for the first one
                 known, handing = news, asyncio.create_task(self._hand_on(news))
             if handing is not None and handing.done():
-                handing.result()
+                handing.result()  # raises what the task has raised, and with it ends the program
                 handing = None
             await asyncio.sleep(POLL_S)
 
     async def at_least(self, start: str, version: int) -> None:
         """Wait until the servers have that version. StartedAnew where the trainer was restarted in the meantime."""
         async with self._changed:
+            # wait_for releases the lock while it waits, and checks again after each notify_all().
             await self._changed.wait_for(lambda: self.start != start or self.version >= version)
             if self.start != start:
                 raise StartedAnew
@@ -173,6 +178,7 @@ class Weights:
         # Returns when every server has the weights, or has missed them.
         await self._servers.update(news)
         async with self._changed:
+            # Only now, after the servers have answered, may a batch rely on this version.
             self.start, self.version = news.start, news.version
             self._changed.notify_all()
 
@@ -188,21 +194,24 @@ async def make_batches(
         raise SystemExit(
             f"a prompt with --max-tokens {args.max_tokens} has up to {longest} tokens, over --seq-len {args.seq_len}."
         )
+    # A folder for each start, so that the trainer never reads a batch that was made for an earlier one.
     folder = args.run_dir / "rollouts" / start
     folder.mkdir(parents=True, exist_ok=True)
-    tested = -1
+    tested = -1  # the version of the last test. -1 // n is -1, so version 0 is tested
 
     async def test() -> None:
         nonlocal tested
         tested = weights.version
         # The held-out problems, which no batch has: --eval-rollouts completions of each.
         found = await servers.generate(task, task.held_out, {**asked, "count": args.eval_rollouts}, start, tested)
+        # The same function as in training, but no advantages: nothing is learnt from held-out problems.
         await add_rewards(task, found)
-        right = statistics.fmean(one["reward"] >= 1 for one in found)
+        right = statistics.fmean(one["reward"] >= 1 for one in found)  # share from 0 to 1
         reward = statistics.fmean(one["reward"] for one in found)
         line = f"version {tested}: reward {reward:.3f}, {right:.1%} right on {len(task.held_out)} held-out problems"
         log.record("eval", line, step=tested, reward=reward, accuracy=right)
 
+    # The trainer announces version n after its step n, so a trainer that was resumed at step n begins here with n + 1.
     for step in range(weights.version + 1, args.max_steps + 1):
         # Step n is trained from version n - 1. With --max-async-level 1 the batch is sampled while the trainer makes that
         # version, so that servers and trainer work at the same time; 0 makes them take turns.
@@ -213,10 +222,12 @@ async def make_batches(
         began = time.perf_counter()
         # The problems of a step are the same in every start of the run.
         draw = random.Random(args.seed * 1_000_003 + step)
+        # choices() draws with replacement. --batch-size counts rollouts, hence the division.
         problems = draw.choices(task.training, k=args.batch_size // args.rollouts_per_example)
         found = await servers.generate(task, problems, {**asked, "count": args.rollouts_per_example}, start, oldest)
         await add_rewards(task, found)
         add_advantages(found, args.rollouts_per_example)
+        # rollouts: problem, prompt, tokens, logprobs, version, reward and advantage of each. The trainer reads this file.
         write(folder / f"step-{step:08d}.json", {"start": start, "step": step, "rollouts": found})
         # behind: mean age of the weights that sampled the batch, in training steps; 0: the newest possible ones.
         reward = statistics.fmean(one["reward"] for one in found)
@@ -236,6 +247,7 @@ async def add_rewards(task: tasks.Task, found: list[dict[str, Any]]) -> None:
         return [task.reward(one["problem"], one["tokens"]) for one in found]
 
     try:
+        # The event loop meanwhile serves `follow`, which passes on new weights.
         rewards = await asyncio.to_thread(rewarded)
     except Refused as error:
         raise SystemExit(tasks.said(error)) from None
@@ -246,10 +258,11 @@ async def add_rewards(task: tasks.Task, found: list[dict[str, Any]]) -> None:
 def add_advantages(found: list[dict[str, Any]], group: int) -> None:
     """Give each rewarded rollout its advantage: the reward less the mean of its group, divided by the group's deviation."""
     # A problem that all rollouts solve, or none, gives advantages of 0: nothing can be learnt from comparing equals.
+    # GRPO needs no value network: the mean of the group takes its place as the baseline (section 4.1).
     for first in range(0, len(found), group):
         members = found[first : first + group]
         rewards = [one["reward"] for one in members]
-        mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)
+        mean, deviation = statistics.fmean(rewards), statistics.pstdev(rewards)  # over `group` rewards
         for one, reward in zip(members, rewards, strict=True):
             # 1e-4 avoids a division by 0 where all rewards are equal.
             one["advantage"] = (reward - mean) / (deviation + 1e-4)
@@ -259,19 +272,21 @@ def write(path: Path, content: dict[str, Any]) -> None:
     """Write a file so that the trainer sees all of it or none."""
     new = path.with_suffix(".new")
     new.write_text(json.dumps(content), encoding="utf-8")
-    new.replace(path)
+    new.replace(path)  # a rename is atomic: the trainer looks for `path`
 
 
 async def orchestrate(args: argparse.Namespace) -> None:
     """Make batches for every start of the trainer, one after the other, without end."""
     port = options.port("inference", "http", 8000)
     urls = args.servers or [f"http://{address}:{port}" for address in options.addresses("inference")]
+    # The same options as the trainer's, so that both split the problems alike.
     task = tasks.opened(args)
     log = metrics.Metrics(args.run_dir / "orchestrator")
     log.say(f"{len(urls)} inference servers: {' '.join(urls)}")
 
     async def every_start(weights: Weights) -> None:
         start = ""
+        # Ends only with the program: after the last step another start may come.
         while True:
             # The trainer's first start, and each one after a crash or a requeue.
             start = await weights.another_start(start)
@@ -297,6 +312,7 @@ def main() -> None:
         )
     # The signal before a time limit is for programs that have something to save; TERM ends a service well.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    # At once, without closing connections: there is nothing to save.
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     asyncio.run(orchestrate(args))
 

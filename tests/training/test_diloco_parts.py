@@ -86,10 +86,51 @@ def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else() -> None:
     adamw, taken = muon.optimizers(net, "muon", lr=1e-3, weight_decay=0.1, beta2=0.99)
     assert adamw.defaults["betas"] == (0.9, 0.99)
     parts = {names[p].split(".", 2)[-1]: group["parts"] for group in taken.param_groups for p in group["params"]}
-    assert parts == {"qkv.weight": 3, "attention_out.weight": 1, "gate_up.weight": 2, "down.weight": 1}
+    assert parts == {
+        "qkv.weight": (2, 2, 2),
+        "attention_out.weight": (1,),
+        "gate_up.weight": (1, 1),
+        "down.weight": (1,),
+    }
     rest = {names[p] for group in adamw.param_groups for p in group["params"]}
     assert {"embedding.weight", "head.weight", "norm.weight", "blocks.0.feed_norm.weight"} <= rest
     assert len(rest) + sum(len(group["params"]) for group in taken.param_groups) == len(names)
+
+
+@pytest.mark.parametrize("keys", [1, 2, 4])
+def test_queries_keys_and_values_are_each_made_orthogonal(keys: int) -> None:
+    """With grouped queries they have different heights; three equal parts would mix rows of one with rows of another."""
+    import muon
+    import torch
+    from lib import model
+
+    torch.manual_seed(0)
+    net = model.GPT(model.Shape(layers=1, heads=4, kv_heads=keys, dim=32, context=16))
+    _, taken = muon.optimizers(net, "muon", lr=0.1, weight_decay=0.0)
+    weight = net.blocks[0].qkv.weight
+    before = weight.detach().clone()
+    weight.grad = torch.randn_like(weight)
+    taken.step()
+    heights = [4 * 8, keys * 8, keys * 8]
+    # The first direction is that of the gradient.
+    for moved, gradient in zip((before - weight.detach()).split(heights), weight.grad.split(heights), strict=True):
+        expected = 0.1 * 0.2 * 32**0.5 * muon.orthogonal(gradient)
+        torch.testing.assert_close(moved, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_the_step_of_a_fused_optimizer_is_on_its_device() -> None:
+    """The kernel of a GPU reads it there; elsewhere torch keeps it on the CPU. `meta` is a device that every machine has."""
+    import state
+    import torch
+
+    net = torch.nn.Linear(2, 2, bias=False, device="meta")
+    kept = {"weight": {"step": torch.tensor(3.0), "exp_avg": torch.zeros(2, 2)}}
+    for fused, device in ((True, "meta"), (None, "cpu")):
+        optimizer = torch.optim.AdamW(net.parameters())
+        optimizer.param_groups[0]["fused"] = fused
+        state.take_inner(net, [optimizer], kept)
+        assert optimizer.state[net.weight]["step"].device.type == device
+        assert optimizer.state[net.weight]["exp_avg"].device.type == "meta"
 
 
 @pytest.mark.parametrize(("bits", "error"), [(8, 0.012), (4, 0.16), (2, 0.46)])
