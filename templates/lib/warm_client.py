@@ -82,7 +82,7 @@ def _ask(connection, argv, env, ignored):
         connection.sendmsg([struct.pack("!I", len(text))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         connection.sendall(text)
         # From here on, a signal is meant for the rank. It must not end this process first.
-        _pass_signals(connection)
+        _pass_signals(connection, _stat_of(env.get("KIT_SLURMSTEPD")))
         answer = _line(connection)
     except OSError:
         answer = ""
@@ -94,8 +94,12 @@ def _ask(connection, argv, env, ignored):
     return answer.partition(" ")[2] or "the warm process did not answer"
 
 
-def _pass_signals(connection):
+def _pass_signals(connection, slurmstepd):
     def passed(number, _):
+        # Pyxis's tasks get HUP when their slurmstepd was killed. The rank is in the step of the warm process, where nobody would
+        # learn why it ended with 129: it is killed, as Slurm would have done.
+        if number == signal.SIGHUP and _is_gone(slurmstepd):
+            number = signal.SIGKILL
         try:
             connection.sendall(f"{int(number)}\n".encode())
         except OSError:
@@ -103,6 +107,28 @@ def _pass_signals(connection):
 
     for number in _PASSED:
         signal.signal(number, passed)
+
+
+def _stat_of(pid):
+    """The file of /proc that tells whether this process lives; None where it cannot be seen.
+
+    It is opened early: once the container's file system has ended, no path can be opened.
+    """
+    try:
+        return os.open(f"/proc/{int(pid)}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, TypeError, ValueError):
+        return None
+
+
+def _is_gone(stat):
+    """Whether the slurmstepd of this file does not live any more. As in lib/orphans.sh, a zombie does not."""
+    if stat is None:
+        return False
+    try:
+        _, name, rest = os.pread(stat, 4096, 0).partition(b"(slurmstepd) ")
+    except OSError:
+        return True
+    return not name or rest[:1] in (b"Z", b"X")
 
 
 def _stand_for(connection):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -121,6 +122,27 @@ def test_ranks_share_no_random_numbers(warm: Warm) -> None:
     warm.serve("random")
     drawn = [word for _ in range(3) for word in warm.run("p.py")[1].split()]
     assert len({*drawn}) == 6
+
+
+@pytest.mark.parametrize("lives", [True, False])
+def test_a_rank_without_its_slurmstepd_is_killed_and_not_hung_up(warm: Warm, tmp_path: Path, lives: bool) -> None:
+    """Pyxis's tasks get HUP when their slurmstepd was killed. The run then ended with 129, as if the program had got it."""
+    warm.write("import time\nprint('up', flush=True)\ntime.sleep(60)")
+    warm.serve("json")
+    program = tmp_path / "slurmstepd"
+    shutil.copy(shutil.which("sleep") or "sleep", program)
+    slurmstepd = subprocess.Popen([program, "60"])
+    try:
+        rank = warm.start("p.py", KIT_SLURMSTEPD=str(slurmstepd.pid))
+        came(lambda: "up" in (warm.folder / "out").read_text())
+        if not lives:
+            slurmstepd.kill()
+            slurmstepd.wait()
+        rank.send_signal(signal.SIGHUP)
+        assert rank.wait(TIMEOUT_S) == -(signal.SIGHUP if lives else signal.SIGKILL)
+    finally:
+        slurmstepd.kill()
+        slurmstepd.wait()
 
 
 def test_a_signal_reaches_the_rank_once(warm: Warm, noted: list[int]) -> None:
