@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.conftest import _URGENT_PARTITION, lab_on
-from tests.cluster.lab import Lab, Process
+from tests.cluster.lab import Lab, Process, job_id
 from tests.foreign.conftest import PYTHON
 from tests.support import REPO
 
@@ -86,8 +86,12 @@ def said(run: Path) -> str:
 
 def left(lab: Lab, run: Path) -> list[str]:
     """All that is still there of a run, Ray's folders and its token among it."""
-    rays = [str(path) for path in Path("/tmp").glob("kit-ray-*")]
-    return [*lab.settled(run), *rays, *map(str, (run / "state").glob("ray-token*"))]
+    return [*lab.settled(run), *folders_of(run), *map(str, (run / "state").glob("ray-token*"))]
+
+
+def folders_of(run: Path) -> list[str]:
+    """Ray's folders of a run. They are on this machine, where other clusters' jobs have theirs."""
+    return [str(path) for path in Path("/tmp").glob(f"kit-ray-{os.getuid()}-{job_id(run)}.*")]
 
 
 def of_ray(lab: Lab, run: Path, name: str) -> list[Process]:
@@ -198,11 +202,12 @@ def test_what_a_killed_job_left_goes_with_the_next(lab: Lab) -> None:
     # Slurm ends them where it counts processes by cgroup; here Ray's agents notice by themselves that their raylet is gone.
     lab.wait(lambda: not lab.processes(run), run)
     assert not [*(run / "state").glob("ray-token*")]
-    assert [*Path("/tmp").glob("kit-ray-*")]
+    assert folders_of(run)
     write(lab, LOOK)
     after = lab.run("--no-container")
     assert after.done.returncode == 0, said(after.folder)[-5000:]
     assert left(lab, after.folder) == []
+    assert folders_of(run) == []
 
 
 def test_the_example_is_preempted_and_resumed_to_the_same_loss(lab: Lab) -> None:

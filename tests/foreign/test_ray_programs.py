@@ -103,7 +103,8 @@ needs_nemo = pytest.mark.skipif(
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     """Two nodes."""
     store = tmp_path_factory.mktemp("store")
-    with lab_on("rayprog", 2, store, tmp_path_factory.mktemp("project")) as lab:
+    # Other numbers than those of test_ray's jobs: the names of Ray's folders have them.
+    with lab_on("rayprog", 2, store, tmp_path_factory.mktemp("project"), {"FirstJobId": "5000"}) as lab:
         yield lab
 
 
