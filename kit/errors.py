@@ -36,7 +36,7 @@ class KitError(Exception):
 
 
 class UsageError(KitError):
-    """Options that contradict each other, or an invalid argument."""
+    """Options contradict each other, or an argument is invalid."""
 
     exit_code = 2
 
@@ -63,7 +63,10 @@ class Fault:
 
 
 class ConfigError(KitError):
-    """A file of the job, cluster, mounts, launcher or image, or --set, is wrong. `faults` has all faults found at once."""
+    """A job, cluster, mounts, launcher, image or table file, or a value of --set, is wrong.
+
+    `faults` has all faults found at once.
+    """
 
     exit_code = 3
 
@@ -85,7 +88,7 @@ class ToolError(KitError):
 
 
 class ImageError(KitError):
-    """An image could not be built, imported, squashed, locked or stored."""
+    """An image could not be built, imported, squashed, locked or stored; or it is missing or does not match its lock."""
 
     exit_code = 5
 
@@ -99,7 +102,7 @@ class LockError(ImageError):
 
 
 class SlurmError(KitError):
-    """Slurm refused, or could not be reached."""
+    """Slurm refused the request, or could not be reached."""
 
     exit_code = 6
 
@@ -109,7 +112,7 @@ class JobRefusedError(SlurmError):
 
 
 class RunError(KitError):
-    """There is no such run, or its folder lacks the requested data."""
+    """There is no such run, its folder lacks the requested data, or its state does not allow the command."""
 
     exit_code = 7
 

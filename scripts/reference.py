@@ -40,8 +40,8 @@ FILES = {
     "cluster": ("A cluster's file", "`clusters/NAME.toml`: where to run."),
     "image": ("An image's file", "`containers/NAME/image.toml`: what an image is built from."),
     "launcher": ("A launcher's file", "`launchers/NAME/launcher.toml`: how ranks start."),
-    "mounts": ("A mount set", "`mounts/NAME.toml`: folders of a cluster by logical names."),
-    "table": ("A lookup table", "`tables/NAME.toml`: values of a sweep by name."),
+    "mounts": ("A mount set", "`mounts/NAME.toml`: logical names for folders of a cluster."),
+    "table": ("A lookup table", "`tables/NAME.toml`: values that a sweep looks up."),
 }
 
 
@@ -63,13 +63,18 @@ def pages() -> dict[str, str]:
 def _index() -> str:
     rows = [(f"[{title}]({noun}.md)", where) for noun, (title, where) in FILES.items()]
     rows += [
-        ("[Commands](commands.md)", "Every command with its options; `man kit-submit` shows the same."),
-        ("[Variables](variables.md)", "What a rank sees in its environment."),
-        ("[Exit codes](exit-codes.md)", "Of `kit`, and of a run."),
-        ("[Events](events.md)", "Lines of a run's events.jsonl."),
-        ("[Rules](rules.md)", "What `kit why` knows."),
+        (
+            "[Commands](commands.md)",
+            "All commands with their options. The man pages, such as `man kit-submit`, have the same text.",
+        ),
+        ("[Variables](variables.md)", "Environment variables of a rank."),
+        ("[Exit codes](exit-codes.md)", "Exit codes of `kit` and of a run."),
+        ("[Events](events.md)", "Events in the file `state/events.jsonl` of a run."),
+        ("[Rules](rules.md)", "Rules by which `kit why` explains a run."),
     ]
-    return "# Reference\n\nMade from the code; a test compares.\n\n" + _table(("page", "holds"), rows)
+    return "# Reference\n\nThese pages are generated from the code. A test checks that they match it.\n\n" + _table(
+        ("page", "content"), rows
+    )
 
 
 def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
@@ -251,7 +256,8 @@ def _meaning(schema: Mapping[str, Any], value: Mapping[str, Any]) -> str:
     if not said:
         refs = [one["$ref"].rpartition("/")[2] for one in _branches(value) if "$ref" in one]
         said = " ".join(schema["$defs"][name].get("description", "").split("\n\n")[0] for name in refs)
-    examples = next((one["examples"] for one in _branches(value) if one.get("examples")), value.get("examples"))
+    # The key's own example, else one of its form.
+    examples = value.get("examples") or next((one["examples"] for one in _branches(value) if one.get("examples")), None)
     example = f" Example: `{_shown(examples[0])}`." if examples and value.get("description") else ""
     return said.replace("<", "&lt;") + example
 
@@ -266,10 +272,10 @@ def _codes_of_kit() -> list[tuple[str, str]]:
     for one in vars(errors).values():
         if inspect.isclass(one) and issubclass(one, errors.KitError) and one is not errors.RunFailed:
             by_code.setdefault(one.exit_code, (one.__doc__ or "").split("\n\n")[0])
-    by_code[1] = "A fault that has no code of its own."
+    by_code[1] = "Any error that has no exit code of its own."
     found += [(str(code), said) for code, said in sorted(by_code.items())]
-    found += [("130, 143", "Ctrl-C, TERM.")]
-    return [*found, ("the run's own", "With `--wait` or `--follow`: the exit code of the run.")]
+    found += [("130, 143", "The command was ended by Ctrl-C (130) or SIGTERM (143).")]
+    return [*found, ("the run's own", "With `--wait` or `--follow`, `kit` exits with the exit code of the run.")]
 
 
 def _exit_codes() -> str:
@@ -281,15 +287,19 @@ def _exit_codes() -> str:
             _table(("code", "when"), _codes_of_kit()),
             "## Of a run",
             "A run ends with the exit code of the first rank that failed, and with 0 when no rank failed. "
-            "These codes are the batch script's own:",
+            "The batch script has these exit codes of its own:",
             _table(("code", "when"), of_runs),
-            "A code above 128 is a signal: 128 + its number. 137 is KILL, 139 a segmentation fault, 143 TERM.",
+            "An exit code above 128 means that a signal ended the program: 128 + the signal's number. "
+            "137 is SIGKILL, 139 is SIGSEGV (segmentation fault), 143 is SIGTERM.",
         ]
     )
 
 
 def _variables() -> str:
-    parts = ["# Variables that a rank sees", "All are set before the program starts, in the container and without one."]
+    parts = [
+        "# Variables that a rank sees",
+        "The kit sets all of them before the program starts, with or without a container.",
+    ]
     for title, names in (
         ("The rank", rank_variables.OF_THE_RANK),
         ("The run", rank_variables.OF_THE_RUN),
@@ -297,7 +307,7 @@ def _variables() -> str:
     ):
         rows = [(f"`{name}`", said) for name, said in names.items()]
         parts += [f"## {title}", _table(("variable", "meaning"), rows)]
-    return "\n\n".join([*parts, "Slurm's own variables of the task (`SLURM_*`) are there, too."])
+    return "\n\n".join([*parts, "A rank also has the variables that Slurm sets for its task (`SLURM_*`)."])
 
 
 def _events() -> str:
@@ -308,9 +318,9 @@ def _events() -> str:
     return "\n\n".join(
         [
             "# Events of a run",
-            "`state/events.jsonl` of a run folder has one JSON object a line. Every line has these keys:",
+            "The file `state/events.jsonl` of a run folder has one JSON object per line. Every line has these keys:",
             _table(("key", "meaning"), common),
-            "Each event adds its own; their values are text:",
+            "Each event adds its own keys. Their values are text:",
             _table(("event", "what happened", "further keys"), rows),
         ]
     )

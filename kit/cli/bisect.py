@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from kit.bisection.bisect import Bisection, Result
     from kit.bisection.judge import Criterion, Ended
 
-_HELP = "Run folder, id, start of an id, or Slurm job id."
+_HELP = "Run folder, run id, the first characters of a run id, or Slurm job id."
 # Up to this many changes are all listed before the first round.
 _SHOWN = 12
 
@@ -40,38 +40,51 @@ def bisect(
     ],
     metric: Annotated[
         str | None,
-        typer.Option("--metric", "-m", help="A run is bad by the last value of this metric.", show_default=False),
+        typer.Option("--metric", "-m", help="Judge each run by its last value of this metric.", show_default=False),
     ] = None,
     worse_than: Annotated[
         float | None,
         typer.Option(
-            "--worse-than", metavar="X", help="With --metric: the limit.", show_default="half-way between the two"
+            "--worse-than",
+            metavar="X",
+            help="With --metric: a run is bad if its value is worse than this limit.",
+            show_default="halfway between the values of GOOD and BAD",
         ),
     ] = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="A run is bad when it does not end with 0.")] = False,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="A run is bad if its exit code is not 0.")] = False,
     check: Annotated[
         Path | None,
         typer.Option(
             "--check",
             metavar="PROGRAM",
-            help="A run is bad when PROGRAM RUN_FOLDER ends with 1 to 127; 125: it says nothing.",
+            help="Judge each run by the exit code of PROGRAM RUN_FOLDER. 0: good. 125: cannot tell. "
+            "Any other code from 1 to 127: bad.",
             show_default=False,
         ),
     ] = None,
     over: Annotated[
         list[Over] | None,
-        typer.Option("--over", help="Only changes of this kind; may be repeated.", show_default="all that differ"),
+        typer.Option(
+            "--over", help="Search only changes of this kind; repeatable.", show_default="all kinds that differ"
+        ),
     ] = None,
     points: Annotated[
-        int, typer.Option("--points", metavar="N", min=1, max=64, help="Runs at once in a round, besides the ends.")
+        int,
+        typer.Option(
+            "--points",
+            metavar="N",
+            min=1,
+            max=64,
+            help="Number of runs that a round submits at once, not counting repetitions of GOOD and BAD.",
+        ),
     ] = 1,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the changes and the rounds; submit nothing.")
+        bool, typer.Option("--dry-run", help="Show the changes and the number of rounds. Nothing is submitted.")
     ] = False,
     runs_dir: RunsDir = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Find the change that made a run bad, by submitting runs between a good and a bad one. A second call continues."""
+    """Find the change that made a run bad. kit submits runs with some of the changes. A second call continues the search."""
     ends = (_ended(_here(good, runs_dir)), _ended(_here(bad, runs_dir)))
     _require_pair(*ends)
     by = _criterion(metric, worse_than, exit_code=exit_code, check=check, ends=ends)

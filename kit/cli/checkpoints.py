@@ -16,45 +16,66 @@ if TYPE_CHECKING:
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Source = Annotated[
     Path,
-    typer.Argument(
-        metavar="SRC", help="A checkpoint, the folder that they are saved in, or a run folder.", show_default=False
+    typer.Argument(metavar="SRC", help="A checkpoint, a folder of checkpoints, or a run folder.", show_default=False),
+]
+Target = Annotated[Path, typer.Argument(metavar="DST", help="The .pt file or the folder to write.", show_default=False)]
+To = Annotated[
+    Literal["pytorch", "huggingface"],
+    typer.Option("--to", help="pytorch: one .pt file. huggingface: a folder for transformers."),
+]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing DST, once the new one is complete.")]
+Image = Annotated[
+    str,
+    typer.Option(
+        "--image", help="The image in which the conversion runs. It needs torch, and safetensors for --to huggingface."
     ),
 ]
-Target = Annotated[Path, typer.Argument(metavar="DST", help="The .pt file or folder to make.", show_default=False)]
-To = Annotated[
-    Literal["pytorch", "huggingface"], typer.Option("--to", help="One .pt file, or a folder for transformers.")
+InContainer = Annotated[
+    bool,
+    typer.Option(
+        "--container/--no-container", help="Run in the image, or without a container with the Python of --python."
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace DST when the new one is complete.")]
-Image = Annotated[
-    str, typer.Option("--image", help="The image to convert in: it needs torch, and safetensors for huggingface.")
-]
-InContainer = Annotated[bool, typer.Option("--container/--no-container", help="In the image, or with --python.")]
-Python = Annotated[str, typer.Option("--python", help="Without a container: a Python that has torch.")]
+Python = Annotated[str, typer.Option("--python", help="With --no-container: a Python that has torch.")]
 Store = Annotated[
     Path | None,
-    typer.Option("--store", help="The image store.", show_default="the cluster's"),
+    typer.Option("--store", help="Folder of the image store.", show_default="the cluster's store"),
 ]
-ShardSize = Annotated[int, typer.Option("--shard-size", min=1, metavar="MB", help="Of a .safetensors file, at most.")]
+ShardSize = Annotated[
+    int, typer.Option("--shard-size", min=1, metavar="MB", help="Maximum size of one .safetensors file, in MB.")
+]
 # Facts that a checkpoint may not contain.
 SavedHeads = Annotated[
-    int | None, typer.Option("--heads", min=1, help="Attention heads.", show_default="the checkpoint's")
+    int | None, typer.Option("--heads", min=1, help="Number of attention heads.", show_default="the checkpoint's value")
 ]
 Context = Annotated[
-    int | None, typer.Option("--context", min=1, help="Longest sequence.", show_default="the checkpoint's")
+    int | None,
+    typer.Option(
+        "--context", min=1, help="Length of the longest sequence, in tokens.", show_default="the checkpoint's value"
+    ),
 ]
-NormEps = Annotated[float | None, typer.Option("--norm-eps", help="Of RMSNorm.", show_default="the framework's")]
+NormEps = Annotated[
+    float | None, typer.Option("--norm-eps", help="Epsilon of RMSNorm.", show_default="the framework's value")
+]
 RopeBase = Annotated[
-    float | None, typer.Option("--rope-base", help="Of rotary positions.", show_default="the framework's")
+    float | None,
+    typer.Option(
+        "--rope-base", help="Base of the rotary position embedding (RoPE).", show_default="the framework's value"
+    ),
 ]
 
 # Options for training and keeping checkpoints.
-Precision = Annotated[Literal["fp32", "bf16"], typer.Option("--precision", help="Of the stored weights.")]
+Precision = Annotated[Literal["fp32", "bf16"], typer.Option("--precision", help="Precision of the stored weights.")]
 Optimizer = Annotated[Literal["adam", "sgd", "none"], typer.Option("--optimizer")]
-DistributedOptimizer = Annotated[bool, typer.Option("--distributed-optimizer", help="Megatron's.")]
-Tp = Annotated[int, typer.Option("--tp", min=1, help="Tensor parallel ranks.")]
-Pp = Annotated[int, typer.Option("--pp", min=1, help="Pipeline stages.")]
-Dp = Annotated[int, typer.Option("--dp", min=1, help="Data parallel ranks.")]
-Keep = Annotated[int, typer.Option("--keep", min=1, help="Checkpoints kept: checkpoint.keep of the job.")]
+DistributedOptimizer = Annotated[
+    bool, typer.Option("--distributed-optimizer", help="The training uses Megatron's distributed optimizer.")
+]
+Tp = Annotated[int, typer.Option("--tp", min=1, help="Number of tensor-parallel ranks.")]
+Pp = Annotated[int, typer.Option("--pp", min=1, help="Number of pipeline stages.")]
+Dp = Annotated[int, typer.Option("--dp", min=1, help="Number of data-parallel ranks.")]
+Keep = Annotated[
+    int, typer.Option("--keep", min=1, help="Number of checkpoints that a run keeps: checkpoint.keep of the job.")
+]
 Compare = Annotated[Path | None, typer.Option("--compare", help="A checkpoint on disk to compare with.")]
 
 
@@ -75,7 +96,7 @@ def convert_checkpoint(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Turn a sharded checkpoint (torch's, megatron's) into one .pt file or a Hugging Face folder."""
+    """Convert a sharded checkpoint of PyTorch or Megatron to one PyTorch file or to a Hugging Face folder."""
     from kit import data_folders
     from kit.checkpoints import convert
     from kit.cli.images import store_of

@@ -14,20 +14,27 @@ from kit import untrusted_files
 if TYPE_CHECKING:
     from kit.slurm.embedded import ClusterStatus, EmbeddedCluster
 
-app = typer.Typer(help="A real Slurm on this machine, to try jobs on.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(
+    help="Run a real Slurm on this machine to try jobs on, log in to a cluster over ssh, or write a first cluster file.",
+    no_args_is_help=True,
+    add_completion=False,
+)
 
-Name = Annotated[str, typer.Option("--name", help="Which cluster; several can run at the same time.")]
+Name = Annotated[str, typer.Option("--name", help="Name of the cluster. Several clusters can run at the same time.")]
 Folder = Annotated[
-    Path | None, typer.Option("--dir", help="The folder of all its state.", show_default="the user's data folder")
+    Path | None,
+    typer.Option(
+        "--dir", help="The folder for all state of the cluster.", show_default="a folder in the user's data folder"
+    ),
 ]
 
 
 @app.command()
 def login(
-    name: Annotated[str, typer.Argument(metavar="CLUSTER", help="A cluster whose file has an ssh table.")],
-    off: Annotated[bool, typer.Option("--off", help="End the connection instead.")] = False,
+    name: Annotated[str, typer.Argument(metavar="CLUSTER", help="Name of a cluster whose file has an ssh table.")],
+    off: Annotated[bool, typer.Option("--off", help="Close the connection instead.")] = False,
 ) -> None:
-    """Open the ssh connection to a cluster on this terminal, where ssh may ask for a password or a code; it is kept."""
+    """Open the ssh connection to a cluster and keep it open. ssh may ask for a password or a code on this terminal."""
     from kit import config, data_folders
     from kit.errors import UsageError
     from kit.runs import remote_clusters
@@ -47,34 +54,54 @@ def login(
 def up(
     *,
     name: Name = "local",
-    nodes: Annotated[int, typer.Option(min=1, max=1000, help="How many virtual nodes.")] = 2,
+    nodes: Annotated[int, typer.Option(min=1, max=1000, help="Number of virtual nodes.")] = 2,
     gpus_per_node: Annotated[
         int | None,
-        typer.Option(min=0, max=64, help="GPUs of each node.", show_default="the machine's own, dealt out; or 4"),
+        typer.Option(
+            min=0,
+            max=64,
+            help="Number of GPUs of each node.",
+            show_default="the machine's GPUs divided among the nodes, or 4 placeholders if it has none",
+        ),
     ] = None,
     cpus_per_node: Annotated[
         int | None,
-        typer.Option(min=1, max=1024, help="CPUs that each node claims.", show_default="the machine's, at least 8"),
+        typer.Option(
+            min=1,
+            max=1024,
+            help="Number of CPUs that each node reports to Slurm.",
+            show_default="the number of the machine, but at least 8",
+        ),
     ] = None,
     placeholder_gpus: Annotated[
-        bool, typer.Option("--placeholder-gpus", help="Offer GPUs that are only names, even where there are real ones.")
+        bool,
+        typer.Option(
+            "--placeholder-gpus",
+            help="Offer placeholder GPUs, which are only names, even if the machine has real GPUs.",
+        ),
     ] = False,
-    pyxis: Annotated[str, typer.Option(help="The plugin's path; `auto` looks for it, `none` leaves it out.")] = "auto",
+    pyxis: Annotated[
+        str,
+        typer.Option(
+            help="Path of the Pyxis plugin. `auto` looks for the plugin. `none` starts the cluster without it."
+        ),
+    ] = "auto",
     conf: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="KEY=VALUE", help="A line of slurm.conf, such as Prolog=/path; repeatable.", show_default=False
+            metavar="KEY=VALUE", help="A line for slurm.conf, such as Prolog=/path; repeatable.", show_default=False
         ),
     ] = None,
     accounting: Annotated[
-        bool, typer.Option("--accounting", help="Run slurmdbd on a MariaDB, with an account and a QOS with limits.")
+        bool,
+        typer.Option("--accounting", help="Run slurmdbd with a MariaDB, one account, and two QOS that have limits."),
     ] = False,
     cgroups: Annotated[
-        bool, typer.Option("--cgroups", help="Slurm follows a job's processes by cgroups (v2), as root.")
+        bool, typer.Option("--cgroups", help="Slurm tracks a job's processes with cgroups (v2). This needs root.")
     ] = False,
     folder: Folder = None,
 ) -> None:
-    """Start a cluster and wait until its nodes are idle. Prints the line that points Slurm's commands at it."""
+    """Start a cluster and wait until its nodes are idle. Then print the line that makes Slurm's commands use the cluster."""
     from kit.slurm import embedded
     from kit.slurm.embedded import settings
 
@@ -99,7 +126,7 @@ def status(
     folder: Folder = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show a cluster's nodes. Exit code 6 when it is not up."""
+    """Show a cluster's nodes. The exit code is 6 if the cluster is not up."""
     from kit.errors import SlurmError
     from kit.slurm import embedded
 
@@ -117,7 +144,7 @@ def status(
 
 @app.command()
 def down(*, name: Name = "local", folder: Folder = None) -> None:
-    """End a cluster with all jobs on it and remove all that is left of it."""
+    """Stop a cluster and all its jobs, and remove everything that is left of it."""
     from kit.slurm import embedded
 
     removed = embedded.down(name, folder=folder)
@@ -127,12 +154,15 @@ def down(*, name: Name = "local", folder: Folder = None) -> None:
 @app.command()
 def detect(
     name: Annotated[
-        str, typer.Argument(help="The new file's name: clusters/NAME.toml of the project.", show_default=False)
+        str,
+        typer.Argument(
+            help="Name of the cluster. The new file is clusters/NAME.toml of the project.", show_default=False
+        ),
     ],
     *,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write a first clusters/NAME.toml from the configuration of this machine's Slurm."""
+    """Write a first cluster file from the configuration of this machine's Slurm."""
     import tomli_w
 
     from kit import config, data_folders

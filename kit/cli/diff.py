@@ -13,7 +13,7 @@ from kit.safe_text import clean
 if TYPE_CHECKING:
     from kit.comparison.recorded_run import Recorded
 
-_HELP = "Run folder, id, start of an id, or Slurm job id; a point of a sweep too."
+_HELP = "Run folder, run id, the first characters of a run id, or Slurm job id. The run may be a point of a sweep."
 
 
 def diff(
@@ -23,11 +23,16 @@ def diff(
     b: Annotated[
         str, typer.Argument(metavar="B", help=_HELP, show_default=False, autocompletion=completion_candidates.runs)
     ],
-    full: Annotated[bool, typer.Option("--full", help="Every line of every patch, the rendered scripts' too.")] = False,
+    full: Annotated[
+        bool,
+        typer.Option("--full", help="Show all differences without limits, and the patches of the rendered scripts."),
+    ] = False,
     runs_dir: RunsDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON: 'kit schema comparison'.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print JSON. 'kit schema comparison' prints its schema.")
+    ] = False,
 ) -> None:
-    """Show why two runs differ, the most telling first: outcome, metrics, keys, code, image, nodes."""
+    """Show the differences between two runs, the most important first: outcome, metrics, keys, code, image, nodes."""
     from kit.comparison import as_text
     from kit.comparison.compare import compare
 

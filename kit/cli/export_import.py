@@ -15,14 +15,20 @@ def export(
     run: ThisRun,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="A file .tar.zst or .tar.gz.", show_default="RUN.tar.zst"),
+        typer.Option(
+            "--output", "-o", help="Path of the file to write: .tar.zst or .tar.gz.", show_default="RUN.tar.zst"
+        ),
     ] = None,
     with_image: Annotated[
-        bool, typer.Option("--with-image", help="Include the .sqsh files of its images; without this only their locks.")
+        bool,
+        typer.Option(
+            "--with-image",
+            help="Include the .sqsh files of the run's images. Without this option, the file contains only their locks.",
+        ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print file, bytes, and what is in it as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the file's path, size and contents as JSON.")] = False,
 ) -> None:
-    """Pack an ended run into one file: code, job, locks, manifest, logs, metrics. It never holds secrets."""
+    """Pack an ended run into one file: code, job, locks, manifest, logs, metrics. The file never contains secrets."""
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
     from kit.errors import RunError
@@ -45,14 +51,18 @@ def export(
 
 
 def import_(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="What 'kit export' wrote.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A file that 'kit export' wrote.")],
     runs_dir: Annotated[
         Path | None,
-        typer.Option("--runs", help="Folder of runs.", show_default="that of the run's cluster, if it is known here"),
+        typer.Option(
+            "--runs",
+            help="The folder in which to put the run.",
+            show_default="the folder of the run's cluster, or of the default cluster if the run's is not known here",
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Unpack a run that 'kit export' wrote, for status, logs and rerun here. Every file is checked by its digest."""
+    """Unpack a run that 'kit export' packed. kit status, logs and rerun then work on it. Each file's digest is checked."""
     from kit import config, data_folders
     from kit.runs import find_runs, importing, manifest
     from kit.spec.cluster import Cluster

@@ -12,38 +12,54 @@ from kit.cli.job_options import ClusterName, Containers, Overrides
 
 def generate(
     config_file: Annotated[Path, typer.Option("--config-file", help="TorchTitan's configuration file.")],
-    qos: Annotated[str | None, typer.Option("--qos", help="A row of the cluster's QOS table.")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", help="Nodes of the job.")] = 1,
+    qos: Annotated[str | None, typer.Option("--qos", help="The row of the cluster's QOS table to use.")] = None,
+    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes of the job.")] = 1,
     gpus_per_node: Annotated[
-        int | None, typer.Option("--gpus-per-node", help="GPUs on each node.", show_default="all of them")
+        int | None,
+        typer.Option("--gpus-per-node", help="Number of GPUs on each node.", show_default="all GPUs of a node"),
     ] = None,
-    time: Annotated[str | None, typer.Option("--time", help="Time limit.", show_default="the QOS row's")] = None,
-    use_ddp: Annotated[bool, typer.Option("--use-ddp", help="One training over all nodes, no replica groups.")] = False,
+    time: Annotated[
+        str | None, typer.Option("--time", help="Time limit.", show_default="the limit in the QOS row")
+    ] = None,
+    use_ddp: Annotated[
+        bool, typer.Option("--use-ddp", help="Train with DDP over all nodes, without replica groups.")
+    ] = False,
     replicas_per_node: Annotated[
-        int, typer.Option("--num-ft-replicas-per-node", help="torchft replica groups on each node.")
+        int, typer.Option("--num-ft-replicas-per-node", help="Number of torchft replica groups on each node.")
     ] = 1,
     nodes_per_replica: Annotated[
-        int, typer.Option("--nodes-per-replica", help="Nodes that one replica group spans.")
+        int, typer.Option("--nodes-per-replica", help="Number of nodes that one replica group spans.")
     ] = 1,
     extra_args: Annotated[
-        str, typer.Option("--extra-args", help="Further arguments of TorchTitan, quoted as for a shell.")
+        str, typer.Option("--extra-args", help="Further arguments for TorchTitan, quoted as in a shell.")
     ] = "",
     output_file: Annotated[
-        Path | None, typer.Option("--output-file", help="Where to write the file.", show_default="stdout")
+        Path | None, typer.Option("--output-file", help="Path of the sbatch file to write.", show_default="stdout")
     ] = None,
     job_name: Annotated[
-        str | None, typer.Option("--job-name", help="Slurm's job name.", show_default="the file's")
+        str | None,
+        typer.Option("--job-name", help="Slurm's job name.", show_default="from the name of the configuration file"),
     ] = None,
-    mail_user: Annotated[str | None, typer.Option("--mail-user", help="Who gets mail.")] = None,
+    mail_user: Annotated[
+        str | None, typer.Option("--mail-user", help="The recipient of Slurm's mail when the job ends or fails.")
+    ] = None,
     output: Annotated[
-        str | None, typer.Option("--output", help="Log file, with Slurm's patterns.", show_default="slurm-%j.out")
+        str | None,
+        typer.Option(
+            "--output",
+            help="Log file of the job. It may contain Slurm's patterns, such as %j.",
+            show_default="slurm-%j.out",
+        ),
     ] = None,
-    error: Annotated[str | None, typer.Option("--error", help="The same for errors.", show_default="--output")] = None,
+    error: Annotated[
+        str | None,
+        typer.Option("--error", help="Log file for stderr, in the same form.", show_default="the file of --output"),
+    ] = None,
     cluster: ClusterName = None,
     containers: Containers = True,
     set_: Overrides = None,
 ) -> None:
-    """Make one sbatch file that holds a whole run: DDP, or torchft replica groups within nodes or over several."""
+    """Write one sbatch file that contains a TorchTitan run: DDP, or torchft replica groups within or across nodes."""
     from kit.runs import atomic_write, output_folders
     from kit.runs.single_sbatch_file import Asked, single_file
 

@@ -22,26 +22,32 @@ if TYPE_CHECKING:
 Name = Annotated[
     str,
     typer.Argument(
-        help="An image: a folder of containers/.", show_default=False, autocompletion=completion_candidates.images
+        help="Name of the image: a folder in containers/.",
+        show_default=False,
+        autocompletion=completion_candidates.images,
     ),
 ]
 Store = Annotated[
     Path | None,
-    typer.Option("--store", help="The image store.", show_default="the cluster's"),
+    typer.Option("--store", help="Folder of the image store.", show_default="the cluster's store"),
 ]
 OfCluster = Annotated[
     str | None,
-    typer.Option("--cluster", "-c", help="The store of this cluster.", autocompletion=completion_candidates.clusters),
+    typer.Option(
+        "--cluster", "-c", help="Use the image store of this cluster.", autocompletion=completion_candidates.clusters
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Locked = Annotated[
-    bool, typer.Option("--locked", help="Fail, with the reason, when the result is not the image that the lock names.")
+    bool, typer.Option("--locked", help="Fail and print the reason if the result is not the image that the lock names.")
 ]
-Relock = Annotated[
-    bool, typer.Option("--relock", help="Write a new lock, even though the same inputs gave other bytes.")
-]
+Relock = Annotated[bool, typer.Option("--relock", help="Write a new lock even if the same inputs gave other bytes.")]
 Fresh = Annotated[
-    bool, typer.Option("--no-cache", help="From nothing: base, packages and every step of the Dockerfile again.")
+    bool,
+    typer.Option(
+        "--no-cache",
+        help="Build from scratch: fetch the base and the packages again, and run every step of the Dockerfile again.",
+    ),
 ]
 
 
@@ -65,7 +71,7 @@ def build_image(
     no_cache: Fresh = False,
     as_json: Json = False,
 ) -> None:
-    """Build an image, squash it into the store, and write its lock."""
+    """Build an image, put it into the image store as a .sqsh file, and write its lock."""
     from kit import data_folders
     from kit.images import build
     from kit.images.progress import Terminal
@@ -86,17 +92,19 @@ def import_image(
         str,
         typer.Argument(
             help="docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:...], dockerd://IMAGE, podman://IMAGE, an OCI layout or "
-            "archive, the tar of a docker save (PATH:TAG where it holds several images), a root filesystem (folder or tar), "
-            "or a .sqsh.",
+            "archive, the tar file of a docker save (PATH:TAG if it contains several images), a root filesystem (folder or "
+            "tar file), or a .sqsh file.",
             show_default=False,
         ),
     ],
     *,
-    name: Annotated[str, typer.Option(help="Its name in containers/.", show_default="the source's own")] = "",
+    name: Annotated[str, typer.Option(help="Name of the image in containers/.", show_default="the source's name")] = "",
     platform: Annotated[
         str,
         typer.Option(
-            metavar="linux/ARCH", help="Of several, the image for this platform.", show_default="this machine's"
+            metavar="linux/ARCH",
+            help="The platform of the image, if the source has images for several platforms.",
+            show_default="this machine's",
         ),
     ] = "",
     store: Store = None,
@@ -105,7 +113,7 @@ def import_image(
     relock: Relock = False,
     as_json: Json = False,
 ) -> None:
-    """Bring in an image that exists already, squash it into the store, and write its lock."""
+    """Import an existing image, put it into the image store as a .sqsh file, and write its lock."""
     from kit import data_folders
     from kit.images import importing
     from kit.images.progress import Terminal
@@ -126,19 +134,25 @@ def import_image(
 def images(
     name: Annotated[
         str | None,
-        typer.Argument(help="One image only.", show_default="all", autocompletion=completion_candidates.images),
+        typer.Argument(
+            help="List only this image.", show_default="all images", autocompletion=completion_candidates.images
+        ),
     ] = None,
     *,
-    doctor: Annotated[bool, typer.Option("--doctor", help="Report what makes the store unsafe to share.")] = False,
+    doctor: Annotated[
+        bool, typer.Option("--doctor", help="Report problems that make the store unsafe to share.")
+    ] = False,
     sbom: Annotated[
         SbomForm | None,
-        typer.Option("--sbom", help="Print the image's software bill of materials, from its lock, as JSON."),
+        typer.Option(
+            "--sbom", help="Print the image's software bill of materials (SBOM), made from its lock, as JSON."
+        ),
     ] = None,
     store: Store = None,
     cluster: OfCluster = None,
     as_json: Json = False,
 ) -> None:
-    """List images: name, digest, size, age, whether a lock names them, which runs use them."""
+    """List images: name, digest, size, age, whether a lock names the image, and the runs that use it."""
     from kit import data_folders
     from kit.cli.print_table import Column, show
     from kit.images import store_contents
@@ -197,13 +211,15 @@ def verify_image(
     image: Annotated[
         str,
         typer.Argument(
-            metavar="NAME|PATH", help="An image with a lock, or a .sqsh.", autocompletion=completion_candidates.images
+            metavar="NAME|PATH",
+            help="Name of an image with a lock, or path of a .sqsh file.",
+            autocompletion=completion_candidates.images,
         ),
     ],
     *,
-    full: Annotated[bool, typer.Option("--full", help="Read all of it and compare its sha256.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Read the whole file and compare its sha256.")] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Build it again from nothing and compare the bytes with the lock.")
+        bool, typer.Option("--rebuild", help="Build the image again from scratch and compare the bytes with the lock.")
     ] = False,
     signature: Annotated[
         bool, typer.Option("--signature", help="Check the lock's signature against the cluster's store.signers.")
@@ -212,7 +228,7 @@ def verify_image(
     cluster: OfCluster = None,
     as_json: Json = False,
 ) -> None:
-    """Check that an image file is whole and is the one that its lock names."""
+    """Check that an image file is complete and matches its lock."""
     from kit import data_folders
     from kit.images import verify_image
     from kit.images.progress import Terminal
@@ -229,14 +245,15 @@ def verify_image(
 
 def diff_images(
     first: Annotated[
-        str, typer.Argument(metavar="A", help="An image: its name, its digest's first digits, or a .sqsh.")
+        str,
+        typer.Argument(metavar="A", help="Name of an image, the first digits of its digest, or path of a .sqsh file."),
     ],
-    second: Annotated[str, typer.Argument(metavar="B", help="Another.")],
+    second: Annotated[str, typer.Argument(metavar="B", help="The other image, given in the same way.")],
     *,
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Show how two images differ: packages, files, environment, configuration. Exit code 1 if they do."""
+    """Show how two images differ: packages, files, environment, configuration. The exit code is 1 if they differ."""
     from dataclasses import asdict
 
     from kit import data_folders
@@ -259,7 +276,8 @@ def diff_images(
 def sign_image(
     name: Name,
     key: Annotated[
-        Path, typer.Option("--key", "-k", help="An SSH key; a public one where an agent holds the private one.")
+        Path,
+        typer.Option("--key", "-k", help="Your SSH key. Give the public key if an SSH agent holds the private key."),
     ] = Path("~/.ssh/id_ed25519"),
 ) -> None:
     """Sign an image's lock with your SSH key. A cluster that lists you in its `store.signers` then accepts the image."""
@@ -302,7 +320,9 @@ def _doctor(store: Path, *, as_json: bool) -> None:
 
 def prune_images(
     *,
-    older_than: Annotated[float, typer.Option(min=0, help="Keep what is younger, in days.")] = 7.0,
+    older_than: Annotated[
+        float, typer.Option(min=0, help="Keep images and layers that are younger than this number of days.")
+    ] = 7.0,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     store: Store = None,
     cluster: OfCluster = None,
@@ -310,7 +330,7 @@ def prune_images(
 ) -> None:
     """Remove images that no lock names and no queued or running job uses.
 
-    Layers of registries that no import has used for as long are removed from the user's cache.
+    The user's cache of registry layers is pruned, too: layers that no import has used for --older-than days are removed.
     """
     from kit import data_folders
     from kit.images import layer_cache, store_contents

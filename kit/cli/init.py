@@ -21,23 +21,26 @@ _HEAD = "# `kit render` shows what this becomes, `kit submit --follow` runs it. 
 
 def init(
     folder: Annotated[
-        Path, typer.Argument(help="Where to write job.toml.", show_default="the working folder")
+        Path, typer.Argument(help="The folder for the new job.toml.", show_default="the working directory")
     ] = Path(),
     script: Annotated[
         Path | None,
-        typer.Option("--script", help="Your program, relative to the folder.", show_default=_OWN),
+        typer.Option("--script", help="The path of your program, relative to the folder.", show_default=_OWN),
     ] = None,
     launcher: Annotated[
         str | None,
         typer.Option(
-            "--launcher", help="How ranks start.", show_default="ddp", autocompletion=completion_candidates.launchers
+            "--launcher",
+            help="The launcher, which starts the ranks: a name in launchers/.",
+            show_default="ddp",
+            autocompletion=completion_candidates.launchers,
         ),
     ] = None,
     image: Annotated[
         str | None,
         typer.Option(
             "--image",
-            help="An image of containers/.",
+            help="The job's image: a name in containers/.",
             show_default="train-cpu",
             autocompletion=completion_candidates.images,
         ),
@@ -48,13 +51,19 @@ def init(
         str | None,
         typer.Option(
             "--from",
-            help="Create the image that --image names, based on this one.",
+            help="Create a new image, based on this one, instead of a job file. --image gives the new image its name.",
             autocompletion=completion_candidates.images,
         ),
     ] = None,
-    pip: Annotated[list[str] | None, typer.Option("--pip", help="With --from: a package; repeatable.")] = None,
+    pip: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pip",
+            help="A Python package for the new image; repeatable. Without --from, the new image is based on train-cpu.",
+        ),
+    ] = None,
 ) -> None:
-    """Write a first job.toml that runs: for your program or the launcher's example. On a terminal it asks for missing values."""
+    """Write a first job file that runs your program or the launcher's example. On a terminal, kit asks for missing values."""
     from kit import config, data_folders
     from kit.errors import UsageError
 

@@ -18,17 +18,18 @@ def _cluster(named: str) -> Any:
         "--cluster",
         "-c",
         help=named,
-        show_default="KIT_CLUSTER, the user's, the only one of the project; or local",
+        show_default="KIT_CLUSTER, else the cluster in your config.toml, else the only one that you or the project define, "
+        "else local",
         autocompletion=completion_candidates.clusters,
     )
 
 
-ClusterName = Annotated[str | None, _cluster("A name of clusters/.")]
+ClusterName = Annotated[str | None, _cluster("The cluster to use: a name in clusters/.")]
 ClusterChoice = Annotated[
     str | None,
     _cluster(
-        "A name of clusters/. 'any', or several names with commas: the one where the job starts first; "
-        "with diloco.across, the two that train together."
+        "The cluster to use: a name in clusters/. For 'any', or for several names separated by commas, the kit chooses the cluster "
+        "where the job starts first. With diloco.across, give the names of the two clusters that train together."
     ),
 ]
 Overrides = Annotated[
@@ -36,7 +37,7 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Override one key of the job, such as resources.nodes=4.",
+        help="Override one key of the job, such as resources.nodes=4; repeatable.",
         autocompletion=completion_candidates.job_keys,
     ),
 ]
@@ -45,15 +46,20 @@ After = Annotated[
     typer.Option(
         "--after",
         metavar="RUN[:ok|any|notok]",
-        help="Start after another run, chain or sweep ends with the given status.",
+        help="Start after another run, chain or sweep has ended. ok, the default: only if it succeeded. notok: only if it failed. "
+        "any: in either case. Repeatable.",
         autocompletion=completion_candidates.runs_and_sweeps,
     ),
 ]
 Containers = Annotated[
-    bool, typer.Option("--container/--no-container", help="Run in the job's image, or on the nodes as they are.")
+    bool,
+    typer.Option(
+        "--container/--no-container", help="Run in the job's image, or directly on the nodes without a container."
+    ),
 ]
-Wait = Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")]
+Wait = Annotated[bool, typer.Option("--wait", help="Wait until the run has ended, then exit with the run's exit code.")]
 Follow = Annotated[
-    bool, typer.Option("--follow", "-f", help="Show the logs as they come; exit with the run's own code.")
+    bool,
+    typer.Option("--follow", "-f", help="Print the logs until the run has ended, then exit with the run's exit code."),
 ]
 ManifestJson = Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")]

@@ -19,33 +19,46 @@ def logs(
     run: RunName = None,
     role: Annotated[
         str | None,
-        typer.Argument(metavar="[ROLE]", help="One role only, of a run that has several.", show_default=False),
+        typer.Argument(
+            metavar="[ROLE]", help="Print only the logs of this role, if the run has roles.", show_default=False
+        ),
     ] = None,
-    follow: Annotated[bool, typer.Option("--follow", "-f", help="Follow as lines come, until the run ends.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Print new lines as they are written, until the run ends.")
+    ] = False,
     rank: Annotated[
-        list[int] | None, typer.Option("--rank", "-r", min=0, help="These ranks only; repeat the option for several.")
+        list[int] | None, typer.Option("--rank", "-r", min=0, help="Print only the log of this rank; repeatable.")
     ] = None,
     tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, help="The last N lines of each log.", metavar="N")
+        int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines of each log.", metavar="N")
     ] = None,
     since: Annotated[
         str | None,
-        typer.Option("--since", help="Only lines since then, by their own time stamps: 90s, 10m, 2h, 1d, or a time."),
+        typer.Option(
+            "--since",
+            help="Print only lines since this time, by their time stamps: an age (90s, 10m, 2h, 1d) or a date and time.",
+        ),
     ] = None,
     grep: Annotated[
-        str | None, typer.Option("--grep", "-g", metavar="PATTERN", help="Lines that match a regular expression.")
+        str | None,
+        typer.Option("--grep", "-g", metavar="PATTERN", help="Print only lines that match this regular expression."),
     ] = None,
     cluster: Annotated[
         str | None,
         typer.Option(
-            "--cluster", "-c", help="Of a training over two clusters, the half on this one only.", show_default=False
+            "--cluster",
+            "-c",
+            help="For a training over two clusters: print only the half on this cluster.",
+            show_default=False,
         ),
     ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="The bytes as they are, without sources.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, without the sources.")] = False,
     runs_dir: RunsDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per line: source, line.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object per line, with the keys source and line.")
+    ] = False,
 ) -> None:
-    """Print the logs of a run, each line with its source in front. Control characters are escaped, colours left out."""
+    """Print the logs of a run. Each line begins with its source. Control characters are escaped and colours are removed."""
     from kit.cli.wait_and_follow import follow_halves, follow_run, show, widen_pipe
     from kit.runs import logs as reading
 
@@ -151,11 +164,11 @@ def _pattern(given: str) -> re.Pattern[bytes]:
 def tmux(
     run: RunName = None,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Make the session, print its name, do not show it.")
+        bool, typer.Option("--detach", "-d", help="Create the session and print its name, but do not open it.")
     ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Open a tmux session for a run: a shell, and its logs with a pane for each role. A second call returns to it."""
+    """Open a tmux session for a run, with a shell and a pane of logs for each role. A second call returns to the session."""
     from kit import data_folders
     from kit.runs import find_runs
     from kit.runs import tmux as sessions

@@ -17,12 +17,14 @@ if TYPE_CHECKING:
 def model(
     *,
     shape: Shape,
-    global_batch: Annotated[int, typer.Option(min=1, help="Sequences for each optimizer step, over all ranks.")] = 512,
-    ratio: Annotated[float, typer.Option(min=0.01, help="Training tokens for each parameter.")] = 20.0,
+    global_batch: Annotated[
+        int, typer.Option(min=1, help="Number of sequences for each optimizer step, over all ranks together.")
+    ] = 512,
+    ratio: Annotated[float, typer.Option(min=0.01, help="Number of training tokens for each parameter.")] = 20.0,
     gpu_memory: Annotated[float, typer.Option(min=1, help="Memory of one GPU, in GB.")] = 80.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Count a decoder-only model's parameters, its compute-optimal tokens and steps, and what fits on a GPU."""
+    """Compute a decoder-only model's parameters, compute-optimal tokens and steps, need for sharding, and local batch."""
     from kit import model_size
 
     count = shape.parameters

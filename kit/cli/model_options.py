@@ -13,40 +13,49 @@ import typer
 
 def _options(
     *,
-    layers: Annotated[int | None, typer.Option(min=1, help="Transformer layers.")] = None,
+    layers: Annotated[int | None, typer.Option(min=1, help="Number of transformer layers.")] = None,
     dim: Annotated[int | None, typer.Option(min=1, help="Width of the residual stream.")] = None,
-    heads: Annotated[int | None, typer.Option(min=1, help="Attention heads.")] = None,
-    vocab: Annotated[int | None, typer.Option(min=1, help="Tokens of the vocabulary.")] = None,
-    context: Annotated[int | None, typer.Option(min=1, help="Tokens in a sequence.", show_default="2048")] = None,
+    heads: Annotated[int | None, typer.Option(min=1, help="Number of attention heads.")] = None,
+    vocab: Annotated[int | None, typer.Option(min=1, help="Number of tokens in the vocabulary.")] = None,
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Number of tokens in a sequence.", show_default="2048")
+    ] = None,
     ffn: Annotated[
         int | None, typer.Option(min=1, help="Width of the feed-forward block.", show_default="4 x dim")
     ] = None,
     kv_heads: Annotated[
-        int | None, typer.Option(min=1, help="Key-value heads.", show_default="as many as heads")
+        int | None, typer.Option(min=1, help="Number of key-value heads.", show_default="as many as heads")
     ] = None,
-    head_dim: Annotated[int | None, typer.Option(min=1, help="Width of a head.", show_default="dim / heads")] = None,
+    head_dim: Annotated[
+        int | None, typer.Option(min=1, help="Width of an attention head.", show_default="dim / heads")
+    ] = None,
     gated: Annotated[
         bool | None,
         typer.Option(
             "--gated/--no-gated",
-            help="The feed-forward block has a third matrix (SwiGLU, the Llama family), or two.",
+            help="The feed-forward block has three matrices (SwiGLU, as in the Llama family), or two.",
             show_default="gated",
         ),
     ] = None,
     tied: Annotated[
         bool | None,
-        typer.Option("--tied/--untied", help="Input and output embedding share weights.", show_default="untied"),
+        typer.Option(
+            "--tied/--untied",
+            help="The input and output embeddings share their weights, or not.",
+            show_default="untied",
+        ),
     ] = None,
     biases: Annotated[
         bool | None,
         typer.Option(
             "--biases/--no-biases",
-            help="Linear layers and norms have biases (GPT-2, GPT-NeoX).",
+            help="Linear layers and norms have biases (as in GPT-2 and GPT-NeoX), or not.",
             show_default="no biases",
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A Hugging Face config.json that gives the values above.", show_default=False)
+        Path | None,
+        typer.Option(help="A Hugging Face config.json from which to read the values above.", show_default=False),
     ] = None,
 ) -> None:
     """Holds the options: only its signature is used."""

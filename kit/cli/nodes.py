@@ -22,16 +22,16 @@ NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 def nodes(
     forget: Annotated[
-        str | None, typer.Option("--forget", metavar="NODE", help="Let jobs run on this node again.")
+        str | None, typer.Option("--forget", metavar="NODE", help="Let new jobs use this node again.")
     ] = None,
     add: Annotated[
         str | None, typer.Option("--avoid", metavar="NODE", help="Keep new jobs off this node for a day.")
     ] = None,
-    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="With --avoid: why.")] = "",
+    reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="With --avoid: the reason, as text.")] = "",
     cluster: ClusterName = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """List nodes that new jobs avoid (a failed preflight, or named here), and nodes that failed far more runs than others."""
+    """List nodes that new jobs avoid (failed preflight, or --avoid), and nodes that failed far more runs than others."""
     from kit import config, data_folders
     from kit.errors import UsageError
     from kit.health import failing_nodes as nodes_of

@@ -23,23 +23,30 @@ Local = Annotated[
         "-l",
         min=0,
         max=65535,
-        help="Port of this machine; 0: any free one.",
-        show_default="the same, or any",
+        help="Port of this machine. 0 means any free port.",
+        show_default="kit port: the same number if it is free; else any free port",
     ),
 ]
 Node = Annotated[
-    str | None, typer.Option("--node", help="A role, whose first node is meant, or a node; default: the first.")
+    str | None,
+    typer.Option(
+        "--node", help="A node, or a role, which means the role's first node; default: the first node of the job."
+    ),
 ]
 
 
 def port(
     run: ThisRun,
     port: Annotated[
-        str, typer.Argument(metavar="PORT[:NAME]", help="A port, or a role's name for one; NAME: a role or a node.")
+        str,
+        typer.Argument(
+            metavar="PORT[:NAME]",
+            help="PORT: a number, or the name that a role gives the port. NAME: a node, or a role, which means its first node.",
+        ),
     ],
     local: Local = None,
 ) -> None:
-    """Forward a port of this machine to a port on a node of a running job, also over ssh, until Ctrl-C or the job's end."""
+    """Forward a port of this machine to a port of a running job's node, also over ssh, until Ctrl-C or the end of the job."""
     from kit.runs import node_steps
 
     text, _, name = port.partition(":")
@@ -49,12 +56,12 @@ def port(
 
 
 def notebook(run: RunName = None, node: Node = None, local: Local = None) -> None:
-    """Open Jupyter in the container of a running job, until Ctrl-C or the end of the job. The URL holds a token."""
+    """Run Jupyter in the container of a running job, until Ctrl-C or the end of the job. The URL contains a token."""
     _serve("notebook", run, node, local, path="/?token={}")
 
 
 def code(run: RunName = None, node: Node = None, local: Local = None) -> None:
-    """Open VS Code's server in the container of a running job, if its image has one, until Ctrl-C or the end of the job."""
+    """Run a VS Code server in the container of a running job, until Ctrl-C or the end of the job. The image must have one."""
     _serve("code", run, node, local, path="/?tkn={}")
 
 

@@ -11,29 +11,63 @@ import typer
 Sources = Annotated[
     list[Path],
     typer.Argument(
-        metavar="SRC…", help="Files, folders, or a dataset of save_to_disk; the last word is DST.", show_default=False
+        metavar="SRC…",
+        help="Files, folders, or a dataset that save_to_disk wrote. The last path is DST, the folder to write.",
+        show_default=False,
     ),
 ]
 Tokenizer = Annotated[
-    str, typer.Option("--tokenizer", metavar="WHICH", help="bytes, a .json or .tiktoken file, or a folder.")
+    str,
+    typer.Option("--tokenizer", metavar="WHICH", help="The tokenizer: bytes, a .json or .tiktoken file, or a folder."),
 ]
 Separator = Annotated[
     str | None,
-    typer.Option("--separator", metavar="TOKEN", help="After each document; none.", show_default="the tokenizer's"),
+    typer.Option(
+        "--separator",
+        metavar="TOKEN",
+        help="The token that follows each document. With none, no token follows.",
+        show_default="the tokenizer's end of text",
+    ),
 ]
-TextKey = Annotated[str, typer.Option("--text-key", metavar="KEY", help="Of the text in .jsonl and .parquet.")]
+TextKey = Annotated[
+    str, typer.Option("--text-key", metavar="KEY", help="The key or column of the text in .jsonl and .parquet files.")
+]
 Validation = Annotated[
-    float, typer.Option("--validation", min=0, max=0.99, metavar="SHARE", help="Of the documents, held out.")
+    float,
+    typer.Option(
+        "--validation", min=0, max=0.99, metavar="SHARE", help="Share of the documents that is held out for validation."
+    ),
 ]
-SkipBad = Annotated[bool, typer.Option("--skip-bad", help="Leave out what cannot be read, counted.")]
+SkipBad = Annotated[
+    bool,
+    typer.Option(
+        "--skip-bad", help="Leave out and count documents that cannot be read, instead of stopping at the first."
+    ),
+]
 Processes = Annotated[
-    int | None, typer.Option("--processes", min=1, metavar="N", help="At most.", show_default="one for each core")
+    int | None,
+    typer.Option(
+        "--processes", min=1, metavar="N", help="Maximum number of processes.", show_default="one for each core"
+    ),
 ]
-Force = Annotated[bool, typer.Option("--force", help="Replace DST when the new one is complete.")]
-Image = Annotated[str, typer.Option("--image", help="The image to work in: numpy, and what tokenizer and files need.")]
-InContainer = Annotated[bool, typer.Option("--container/--no-container", help="In the image, or with --python.")]
-Python = Annotated[str, typer.Option("--python", help="Without a container: a Python that has the packages.")]
-Store = Annotated[Path | None, typer.Option("--store", help="The image store.", show_default="the cluster's")]
+Force = Annotated[bool, typer.Option("--force", help="Replace an existing DST, once the new one is complete.")]
+Image = Annotated[
+    str,
+    typer.Option(
+        "--image",
+        help="The image in which the work runs. It needs numpy, and the packages for the tokenizer and the files.",
+    ),
+]
+InContainer = Annotated[
+    bool,
+    typer.Option(
+        "--container/--no-container", help="Run in the image, or without a container with the Python of --python."
+    ),
+]
+Python = Annotated[str, typer.Option("--python", help="With --no-container: a Python that has the packages.")]
+Store = Annotated[
+    Path | None, typer.Option("--store", help="Folder of the image store.", show_default="the cluster's store")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -53,7 +87,7 @@ def prepare_data(
     store: Store = None,
     as_json: Json = False,
 ) -> None:
-    """Tokenize text once, for all runs that train on it: kit prepare-data SRC… DST."""
+    """Tokenize text once for all runs that train on it: kit prepare-data SRC… DST."""
     from kit import data_folders, prepare_data
     from kit.cli.images import store_of
     from kit.errors import UsageError

@@ -31,9 +31,11 @@ def render(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Write the files to this folder instead of printing them.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print files and argv as JSON.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the files and the argv of the command as JSON.")
+    ] = False,
 ) -> None:
-    """Show what a submit would write and run. Nothing is submitted."""
+    """Show the files that a submit would write and the command that it would run. Nothing is submitted."""
     from kit.cli import kept_render
 
     overrides = list(set_ or [])

@@ -23,11 +23,11 @@ def report(
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="The page; its data go into a .json file next to it.")
+        Path, typer.Option("--output", "-o", help="Path of the HTML file. The data go into a .json file next to it.")
     ] = Path("report.html"),
     runs_dir: RunsDir = None,
 ) -> None:
-    """Write one HTML file that shows a run, a sweep, or several runs side by side; it needs no network and no server."""
+    """Write one HTML file that shows a run, a sweep, or several runs side by side. The file needs no network or server."""
     from kit.cli.wait_and_follow import queue
     from kit.errors import UsageError
     from kit.reports import make_report, page, vega_library

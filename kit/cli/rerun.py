@@ -22,14 +22,14 @@ def rerun(
         typer.Option(
             "--cluster",
             "-c",
-            help="Another cluster: its defaults, with the keys that job file and --set gave the run.",
-            show_default="the run's",
+            help="Run on this cluster, with the cluster's defaults and the keys that the job file and --set gave the earlier run.",
+            show_default="the cluster of the run",
             autocompletion=completion_candidates.clusters,
         ),
     ] = None,
     from_step: Annotated[
         int | None,
-        typer.Option("--from-step", metavar="N", min=0, help="Begin at this checkpoint of the run, in a copy."),
+        typer.Option("--from-step", metavar="N", min=0, help="Start from a copy of the run's checkpoint of step N."),
     ] = None,
     live: Annotated[
         bool, typer.Option("--live", help="Use the job's folder as it is now, instead of the run's snapshot.")
@@ -38,20 +38,25 @@ def rerun(
         bool,
         typer.Option(
             "--rotate",
-            help="Run its last steps three times with the ranks on other nodes each time, and name a node that counts wrong.",
+            help="Repeat the run's last steps three times, each time with the ranks on other nodes. "
+            "Name a node that computes wrong numbers.",
         ),
     ] = False,
     avoid: Annotated[
-        bool, typer.Option("--avoid", help="With --rotate: keep new jobs off that node for a day, without asking.")
+        bool, typer.Option("--avoid", help="With --rotate: keep new jobs off the named node for a day, without asking.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show what would be written and run. Nothing is submitted.")
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Show the files that a submit would write and the command that it would run. Nothing is submitted.",
+        ),
     ] = False,
     wait: Wait = False,
     follow: Follow = False,
     as_json: ManifestJson = False,
 ) -> None:
-    """Run an earlier run once more, with the same code, image, job and seed, in a new run folder."""
+    """Repeat an earlier run with the same code, image, job and seed, in a new run folder."""
     from kit.errors import UsageError
 
     overrides = list(set_ or [])

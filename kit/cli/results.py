@@ -18,35 +18,57 @@ def results(
         str | None,
         typer.Argument(
             metavar="[SWEEP]",
-            help="Sweep folder, id or start of an id; default: the newest.",
+            help="Sweep folder, sweep id, or the first characters of a sweep id; default: the newest sweep.",
             autocompletion=completion_candidates.sweeps,
         ),
     ] = None,
     metric: Annotated[
         str | None,
-        typer.Option("--metric", "-m", help="Sort by this metric; default: the sweep's.", show_default=False),
+        typer.Option(
+            "--metric",
+            "-m",
+            help="Sort the points by this metric; default: the metric of the sweep.",
+            show_default=False,
+        ),
     ] = None,
     goal: Annotated[
-        Literal["min", "max"] | None, typer.Option("--goal", help="Which is better; default: the sweep's.")
+        Literal["min", "max"] | None,
+        typer.Option(
+            "--goal",
+            help="min: lower values are better. max: higher values are better. Default: the goal of the sweep.",
+        ),
     ] = None,
     reduce: Annotated[
-        Literal["last", "min", "max"], typer.Option("--value", help="Which of a run's values of a metric counts.")
+        Literal["last", "min", "max"],
+        typer.Option(
+            "--value",
+            help="The value of a metric that counts for a run: its last, lowest (min) or highest (max) value.",
+        ),
     ] = "last",
     output: Annotated[
-        list[Path] | None, typer.Option("--output", "-o", help="Write .csv, .json or .parquet; may be repeated.")
+        list[Path] | None,
+        typer.Option("--output", "-o", help="Write the table to this .csv, .json or .parquet file; repeatable."),
     ] = None,
     plot: Annotated[
-        list[Path] | None, typer.Option("--plot", help="Draw .png, .svg or .html; may be repeated.")
+        list[Path] | None, typer.Option("--plot", help="Draw a plot into this .png, .svg or .html file; repeatable.")
     ] = None,
     x: Annotated[
-        str | None, typer.Option("--x", help="Swept key of the plot; default: the first with several numbers.")
+        str | None,
+        typer.Option(
+            "--x", help="The swept key on the plot's x axis; default: the first swept key with several numbers."
+        ),
     ] = None,
     runs_dir: Annotated[
-        Path | None, typer.Option("--runs", help="Folder of runs; default: those of all clusters.", show_default=False)
+        Path | None,
+        typer.Option(
+            "--runs",
+            help="The folder in which to look for runs; default: the folders of all clusters.",
+            show_default=False,
+        ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Gather the metrics of a sweep's points into one table, the best first."""
+    """Show the metrics of a sweep's points in one table, the best point first."""
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
     from kit.runs import garbage, remote_clusters

@@ -21,7 +21,7 @@ RunName = Annotated[
     str | None,
     typer.Argument(
         metavar="[RUN]",
-        help="Run folder, id, start of an id, or Slurm job id; default: the newest.",
+        help="Run folder, run id, the first characters of a run id, or Slurm job id; default: the newest run.",
         autocompletion=completion_candidates.runs,
     ),
 ]
@@ -29,18 +29,21 @@ ThisRun = Annotated[
     str,
     typer.Argument(
         metavar="RUN",
-        help="Run folder, id, start of an id, or Slurm job id.",
+        help="Run folder, run id, the first characters of a run id, or Slurm job id.",
         autocompletion=completion_candidates.runs,
     ),
 ]
 RunsDir = Annotated[
-    Path | None, typer.Option("--runs", help="Folder of runs; default: those of all clusters.", show_default=False)
+    Path | None,
+    typer.Option(
+        "--runs", help="The folder in which to look for runs; default: the folders of all clusters.", show_default=False
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
-    """List the runs of this project, with one question to Slurm for all of them."""
+    """List the runs of this project. The queue of each cluster is read once for all its runs."""
     from kit.cli.print_table import Column, show
     from kit.cli.wait_and_follow import queue
     from kit.runs import find_runs, from_accounting, which_slurm
@@ -103,7 +106,7 @@ def _row(one: Status) -> tuple[object, ...]:
 
 
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
-    """Show one run: state, nodes, exit code, image, files, last reported step, and the last quorum of replica groups."""
+    """Show one run: state, nodes, exit code, image, run folder, last reported step, and last quorum of replica groups."""
     from kit.cli.wait_and_follow import queue
     from kit.cli.why import first_line
     from kit.runs import from_accounting, metrics, resumed_from, run_facts, which_slurm
@@ -179,14 +182,14 @@ def cancel(
         list[str] | None,
         typer.Argument(
             metavar="[RUN|SWEEP]...",
-            help="Run folders, ids, starts of ids, Slurm job ids, or ids of sweeps; default: the newest run.",
+            help="Run folders, run ids, the first characters of run ids, Slurm job ids, or sweep ids; default: the newest run.",
             autocompletion=completion_candidates.runs_and_sweeps,
         ),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Cancel runs, or all points of sweeps: ranks are asked to save and end. A second time, Slurm ends all at once."""
+    """Cancel runs, or all points of sweeps. The ranks are asked to save and end. A second cancel ends them immediately."""
     from kit.cli.wait_and_follow import queue
     from kit.sweeps import cancel_by_name as cancelling
 
@@ -199,12 +202,14 @@ def cancel(
 
 def resume(
     run: RunName = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with the run's own code.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until the run has ended, then exit with the run's exit code.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
 ) -> None:
-    """Submit an ended run again, in its own folder. Its program continues from the newest checkpoint.
+    """Submit an ended run again, in the same run folder. The program continues from the newest checkpoint.
 
-    Of a training over two clusters whose jobs have not ended, start the relay again if it is down.
+    For a training over two clusters whose jobs have not ended, start the relay again if it is down.
     """
     from kit.cli.wait_and_follow import queue, wait_run
     from kit.runs import which_slurm

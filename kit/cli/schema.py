@@ -16,15 +16,16 @@ def schema(
     noun: Annotated[
         str,
         typer.Argument(
-            help="job, cluster, mounts, launcher, image, table, metrics, or comparison; 'all' with -o writes every one.",
+            help="One of job, cluster, mounts, launcher, image, table, metrics, comparison. "
+            "'all' stands for all of them, usually with -o.",
             autocompletion=completion_candidates.schemas,
         ),
     ] = "job",
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A folder to write <noun>.schema.json to.")
+        Path | None, typer.Option("--output", "-o", help="The folder in which to write <noun>.schema.json.")
     ] = None,
 ) -> None:
-    """Print a JSON Schema: of a TOML file, for editors that check as you type; of metrics.jsonl; of `kit diff --json`."""
+    """Print the JSON Schema of a TOML file (editors check files with it), of `kit diff --json`, or of metrics.jsonl."""
     from kit.errors import UsageError, did_you_mean
     from kit.spec import schemas
 

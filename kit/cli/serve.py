@@ -14,16 +14,22 @@ from kit.cli.runs import RunsDir, folders
 
 
 def serve(
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of 127.0.0.1; 0: any that is free.")] = 0,
+    port: Annotated[
+        int, typer.Option("--port", min=0, max=65535, help="Port on 127.0.0.1. 0 means any free port.")
+    ] = 0,
     path: Annotated[
-        Path | None, typer.Option("--socket", help="A Unix socket instead of a port.", show_default=False)
+        Path | None, typer.Option("--socket", help="Listen on this Unix socket instead of a port.", show_default=False)
     ] = None,
     control: Annotated[
-        bool, typer.Option("--control", help="Let readers cancel and resume runs. Without this they only read.")
+        bool,
+        typer.Option(
+            "--control",
+            help="Allow visitors of the pages to cancel and resume runs. Without this option, they can only read.",
+        ),
     ] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Serve live pages of all runs to a browser on this machine. Access needs the token in the URL."""
+    """Serve live pages of all runs to a browser on this machine. The URL contains the token that access needs."""
     from kit.errors import ToolError, UsageError
     from kit.reports import vega_library
     from kit.runs import which_slurm

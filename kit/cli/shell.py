@@ -20,13 +20,16 @@ def shell(
         typer.Option(
             "--attach",
             metavar="RUN",
-            help="Go to a node of a running job instead of a new allocation.",
+            help="Open the shell on a node of this running job, not in a new allocation.",
             autocompletion=completion_candidates.runs,
         ),
     ] = None,
-    node: Annotated[str | None, typer.Option("--node", help="With --attach: which node; default: the first.")] = None,
+    node: Annotated[
+        str | None,
+        typer.Option("--node", help="With --attach: the node on which the shell opens; default: the first node."),
+    ] = None,
 ) -> None:
-    """Open a shell in the job's container, with its mounts and its environment."""
+    """Open a shell in the job's container, with the job's mounts and environment."""
     from kit import config, data_folders
     from kit.cli import runs
     from kit.runs import interactive, remote_clusters, which_slurm

@@ -13,7 +13,7 @@ def prune_snapshots(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Remove workspace snapshots that no run refers to. Those of the last day are kept."""
+    """Remove workspace snapshots that no run refers to. Snapshots of the last day are kept."""
     from kit import data_folders
     from kit.runs import find_runs, workspace
 

@@ -11,11 +11,11 @@ from kit.cli.typer_later import typer
 
 def stacks(
     run: RunName = None,
-    rank: Annotated[int | None, typer.Option("--rank", min=0, help="This rank alone.")] = None,
+    rank: Annotated[int | None, typer.Option("--rank", min=0, help="Show only this rank.")] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what the ranks of a running job do at this moment: Python stacks, processes, open files. Nothing is stopped."""
+    """Show the current Python stacks, processes and open files of the ranks of a running job. The ranks are not stopped."""
     from kit.cli.wait_and_follow import queue
     from kit.runs import find_runs, which_slurm
     from kit.runs import stacks as of_ranks

@@ -35,7 +35,8 @@ def submit(
     debug: Annotated[
         bool,
         typer.Option(
-            "--debug", help="A short run on 2 nodes at most, with traced scripts and verbose logs of NCCL and torch."
+            "--debug",
+            help="Submit a short run on at most 2 nodes, with traced scripts and verbose logs of NCCL and PyTorch.",
         ),
     ] = False,
     after: After = None,
@@ -45,7 +46,7 @@ def submit(
     ] = None,
     as_json: ManifestJson = False,
 ) -> None:
-    """Write the run folder and submit it."""
+    """Write the run folder and submit the job to Slurm."""
     from kit.cli.wait_and_follow import follow_run, wait_run
     from kit.errors import UsageError
     from kit.runs.prepare_run import Prepared

@@ -31,25 +31,29 @@ def sweep(
     cluster: ClusterName = None,
     containers: Containers = True,
     set_: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the points; submit nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the points without submitting them.")] = False,
     after: After = None,
     retry: Annotated[
         bool,
-        typer.Option("--retry", help="Submit failed and missing points again, and those that are new in the file."),
+        typer.Option(
+            "--retry", help="Submit the points that failed, that were never submitted, or that are new in the job file."
+        ),
     ] = False,
     of: Annotated[
         str | None,
         typer.Option(
             "--of",
             metavar="SWEEP",
-            help="With --retry: which sweep; default: the job file's newest.",
+            help="With --retry: the sweep to complete; default: the newest sweep of the job file.",
             autocompletion=completion_candidates.sweeps,
         ),
     ] = None,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait for the end; exit with 1 when a point failed.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print points and arrays as JSON.")] = False,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Wait until all points have ended. The exit code is 1 if a point failed.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the points and the arrays as JSON.")] = False,
 ) -> None:
-    """Submit all points of a job's sweep table. Points of the same shape become one Slurm array."""
+    """Submit all points of a job's sweep table. Points with the same sbatch options form one Slurm array."""
     from kit import config
     from kit.errors import UsageError
     from kit.sweeps import prepare

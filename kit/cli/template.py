@@ -10,15 +10,15 @@ import typer
 
 from kit import untrusted_files
 
-app = typer.Typer(help="The template of the batch script.", no_args_is_help=True, add_completion=False)
+app = typer.Typer(help="Print or save the template of the batch script.", no_args_is_help=True, add_completion=False)
 
 
 @app.command()
 def eject(
-    file: Annotated[Path | None, typer.Argument(help="Where to write it.", show_default="standard output")] = None,
+    file: Annotated[Path | None, typer.Argument(help="The file to write.", show_default="standard output")] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
-    """Write the kit's own batch template, to start your own (`slurm.template`) from."""
+    """Write the kit's own batch template, from which you can make your own template (key `slurm.template`)."""
     from kit.errors import UsageError
     from kit.planning.batch_file import DEFAULT
     from kit.render import plain

@@ -23,14 +23,15 @@ def time(
         str | None,
         typer.Argument(
             metavar="[RUN|SWEEP]",
-            help="Run or sweep, by folder, id, start of an id, or Slurm job id; default: the newest run.",
+            help="A run or a sweep: its folder, its id, the first characters of the id, or a Slurm job id; "
+            "default: the newest run.",
             autocompletion=completion_candidates.runs_and_sweeps,
         ),
     ] = None,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show where the time of a run or a sweep went: each rank-second in one account, the goodput, and the cost."""
+    """Show how a run or a sweep spent its time. Each second of a rank is in one account. Goodput and cost are shown, too."""
     from kit.cli.wait_and_follow import queue
     from kit.ledger.as_json import as_dict
     from kit.ledger.find import ledgers

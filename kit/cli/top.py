@@ -25,11 +25,11 @@ _BLAMED = "others wait for it"
 
 def top(
     run: RunName = None,
-    once: Annotated[bool, typer.Option("--once", help="Print once and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Print the table once and exit.")] = False,
     runs_dir: RunsDir = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what each rank of a run does: step, phase, step time, and which rank the others wait for."""
+    """Show the step, the phase and the step time of each rank of a run, and the rank that the others wait for."""
     from kit.cli.wait_and_follow import queue
     from kit.runs import status as of
 

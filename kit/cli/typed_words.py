@@ -98,7 +98,7 @@ def _kit(
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
     ] = False,
 ) -> None:
-    """One job file and one command: container-pinned training runs on Slurm with Enroot and Pyxis."""
+    """Run training jobs on Slurm in pinned containers, with Enroot and Pyxis: one job file and one command."""
 
 
 def _name_meant_options(error: Any) -> None:

@@ -15,14 +15,14 @@ def watch(
         list[str] | None,
         typer.Argument(
             metavar="[RUN]...",
-            help="Runs to watch until they have ended; default: all runs of the project, later ones too, until Ctrl-C.",
+            help="Runs to watch until they have ended. Default: all runs of the project, including later ones, until Ctrl-C.",
             autocompletion=completion_candidates.runs,
         ),
     ] = None,
-    once: Annotated[bool, typer.Option("--once", help="Look once, send what is due, and exit.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Look once, send the notices that are due, and exit.")] = False,
     runs_dir: RunsDir = None,
 ) -> None:
-    """Send notices of runs by mail, Slack, Teams, a webhook or ntfy, by the job's notify table. Each event is sent once."""
+    """Send run notices by mail, Slack, Teams, webhook or ntfy, as the job's notify table sets. Each event is sent once."""
     from kit.errors import UsageError
     from kit.notices import send
     from kit.notices.watch import Watcher, lately, whom

@@ -27,27 +27,28 @@ def when(
         typer.Option(
             "--cluster",
             "-c",
-            help="A name of clusters/; repeatable.",
-            show_default="as kit submit",
+            help="A cluster to ask: a name in clusters/; repeatable.",
+            show_default="the default cluster of kit submit",
             autocompletion=completion_candidates.clusters,
         ),
     ] = None,
     everywhere: Annotated[
-        bool, typer.Option("--everywhere", help="Ask every cluster that can be reached from here.")
+        bool, typer.Option("--everywhere", help="Ask all clusters that can be reached from this machine.")
     ] = False,
     or_: Annotated[
         list[str] | None,
         typer.Option(
             "--or",
             metavar="KEY=VALUE,…",
-            help="Another size that would do, such as nodes=4,time=2:00:00; in addition to the job's when tables.",
+            help="Another size to try, such as nodes=4,time=2:00:00, in addition to the sizes in the job's when tables; "
+            "repeatable.",
         ),
     ] = None,
     containers: Containers = True,
     set_: Overrides = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Show when a job would start, on each cluster and with each allowed size, the earliest first. Nothing is submitted."""
+    """Show when a job would start on each cluster and with each allowed size, earliest start first. Nothing is submitted."""
     from kit.errors import SlurmError, UsageError
     from kit.forecast import answers
 

@@ -13,13 +13,14 @@ class JobSize(Model):
 
     nodes: int | None = Field(default=None, ge=1, description="Number of nodes.")
     time: TimeLimit | None = Field(default=None, description="Wall-clock limit.")
-    qos: Name | None = Field(default=None, description="A row of the cluster's QOS table.")
+    qos: Name | None = Field(default=None, description="A row of the cluster's QOS table.", examples=["high"])
     partition: SbatchWord | None = Field(default=None, description="Slurm's partition.")
     pieces: int | None = Field(
         default=None,
         ge=2,
         le=1000,
-        description="Number of jobs of this size that replace the one job: tasks of an array, which may run at once.",
+        description="Number of jobs of this size that replace the one job. They are tasks of an array and may run at the "
+        "same time.",
     )
 
     @model_validator(mode="after")

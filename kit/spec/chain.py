@@ -8,6 +8,8 @@ from kit.spec.schema_base import Model
 
 
 class Chain(Model):
-    """Each link continues from the previous link's checkpoint, in the same run folder. The chain ends when the program does."""
+    """Several jobs, one after another. Each continues from the checkpoint of the job before it, in the same run folder. The chain
+    ends early when the program has finished or failed.
+    """
 
-    times: int = Field(ge=2, le=1000, description="How many jobs at most.")
+    times: int = Field(ge=2, le=1000, description="Maximum number of jobs in the chain.")

@@ -22,21 +22,24 @@ Steps = Annotated[
 
 
 class Checkpoint(Model):
-    """Every program gets these values as KIT_CHECKPOINT_*. All reference programs read them."""
+    """Every program gets these values as KIT_CHECKPOINT_*. The launchers' own training programs read them."""
 
     every: int | None = Field(
-        default=None, ge=0, description="Steps between checkpoints; 0: at the end of an epoch or the run."
+        default=None,
+        ge=0,
+        description="Steps between checkpoints; with DiLoCo, outer steps. 0: at the end of each epoch, or of the run.",
     )
-    keep: int | None = Field(default=None, ge=1, description="Checkpoints to keep; older ones are removed.")
-    async_: bool | None = Field(default=None, alias="async", description="Write in the background.")
+    keep: int | None = Field(default=None, ge=1, description="Number of checkpoints to keep. Older ones are removed.")
+    async_: bool | None = Field(default=None, alias="async", description="Write checkpoints in the background.")
     memory_every: int | None = Field(
         default=None,
         ge=1,
-        description="Steps between checkpoints in the nodes' memory, for restarts in the allocation; default: none are made.",
+        description="Steps between checkpoints in the nodes' memory, for restarts in the same allocation. Default: no such "
+        "checkpoints.",
     )
     dir: ContainerPath | None = Field(
         default=None,
-        description="Folder as the ranks see it; default: the run's checkpoints/.",
+        description="Folder of the checkpoints, as the ranks see it; default: checkpoints/ in the run folder.",
     )
 
     def env(self) -> dict[str, str]:
@@ -55,7 +58,7 @@ class Checkpoint(Model):
 class Profile(Model):
     """A torch profiler trace of some steps on some ranks, in the run folder."""
 
-    steps: Steps | None = Field(default=None, description="Steps to trace, such as '10-12'.")
+    steps: Steps | None = Field(default=None, description="Steps to trace, such as '10-12'. Default: no trace.")
     ranks: tuple[int, ...] = Field(default=(0,), description="Ranks that write a trace.")
 
     def env(self) -> dict[str, str]:
@@ -66,20 +69,22 @@ class Profile(Model):
 
 
 class WandB(Model):
-    """A run at Weights & Biases. Its key is a secret: name WANDB_API_KEY under `[secrets]`."""
+    """A run at Weights & Biases. Its API key is a secret: name WANDB_API_KEY under `[secrets]`."""
 
-    project: Text = Field(description="The project there.")
-    entity: Text | None = Field(default=None, description="The user or team that the project is of.")
+    project: Text = Field(description="The W&B project.")
+    entity: Text | None = Field(default=None, description="The user or team that owns the project.")
     mode: Literal["online", "offline"] = Field(
-        default="online", description="offline: files in the run folder, for `wandb sync` later."
+        default="online", description="offline: write files into the run folder, for a later `wandb sync`."
     )
 
 
 class Metrics(Model):
     """Trackers in addition to metrics.jsonl. TensorBoard and Weights & Biases show all starts of a run as one run."""
 
-    tensorboard: bool = Field(default=False, description="Event files in the run folder's tensorboard/.")
-    wandb: WandB | None = Field(default=None, description="A run at Weights & Biases, its id the run's.")
+    tensorboard: bool = Field(default=False, description="Write event files into tensorboard/ of the run folder.")
+    wandb: WandB | None = Field(
+        default=None, description="A run at Weights & Biases, with the same id as the kit's run."
+    )
 
     def env(self, *, run_id: str, run_dir: str) -> dict[str, str]:
         """The variables that the kit's programs, and a program's own wandb.init(), read. run_dir: as the ranks see it."""
@@ -105,8 +110,8 @@ class Metrics(Model):
 
 
 class MegatronArguments(Model):
-    """Megatron's options. Those listed here are checked against each other; for the others, only name and type of value are
-    checked.
+    """Megatron-LM's options. The kit checks those listed here against each other. For all others it checks only the name and the
+    type of the value.
 
     A key becomes an option of pretrain_gpt.py: `num_layers = 24` is `--num-layers 24`, true gives the bare option, a list gives its
     values.
@@ -114,23 +119,25 @@ class MegatronArguments(Model):
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    num_layers: int = Field(ge=1, description="Layers.")
+    num_layers: int = Field(ge=1, description="Number of layers.")
     hidden_size: int = Field(ge=1, description="Width of the model.")
-    num_attention_heads: int = Field(ge=1, description="Attention heads.")
+    num_attention_heads: int = Field(ge=1, description="Number of attention heads.")
     ffn_hidden_size: int | None = Field(default=None, ge=1, description="Feed-forward width; default: 4 x hidden_size.")
     num_query_groups: int | None = Field(
-        default=None, ge=1, description="Groups of grouped-query attention: key-value heads."
+        default=None, ge=1, description="Number of key-value heads in grouped-query attention."
     )
-    seq_length: int = Field(default=1024, ge=1, description="Tokens of a sequence.")
-    max_position_embeddings: int | None = Field(default=None, ge=1, description="Positions; default: seq_length.")
-    tensor_model_parallel_size: int = Field(default=1, ge=1, description="Tensor parallel ranks.")
-    pipeline_model_parallel_size: int = Field(default=1, ge=1, description="Pipeline stages.")
-    context_parallel_size: int = Field(default=1, ge=1, description="Context parallel ranks.")
-    expert_model_parallel_size: int = Field(default=1, ge=1, description="Expert parallel ranks.")
-    num_experts: int | None = Field(default=None, ge=1, description="Experts of a layer.")
+    seq_length: int = Field(default=1024, ge=1, description="Tokens in a sequence.")
+    max_position_embeddings: int | None = Field(
+        default=None, ge=1, description="Number of positions; default: seq_length."
+    )
+    tensor_model_parallel_size: int = Field(default=1, ge=1, description="Number of tensor parallel ranks.")
+    pipeline_model_parallel_size: int = Field(default=1, ge=1, description="Number of pipeline stages.")
+    context_parallel_size: int = Field(default=1, ge=1, description="Number of context parallel ranks.")
+    expert_model_parallel_size: int = Field(default=1, ge=1, description="Number of expert parallel ranks.")
+    num_experts: int | None = Field(default=None, ge=1, description="Number of experts in a layer.")
     sequence_parallel: bool = Field(default=False, description="Sequence parallelism; needs tensor parallel ranks.")
-    micro_batch_size: int = Field(default=1, ge=1, description="Sequences of a forward pass.")
-    global_batch_size: int = Field(default=8, ge=1, description="Sequences of an optimizer step, over all ranks.")
+    micro_batch_size: int = Field(default=1, ge=1, description="Sequences in one forward pass.")
+    global_batch_size: int = Field(default=8, ge=1, description="Sequences in one optimizer step, over all ranks.")
 
     @model_validator(mode="after")
     def _plain_values(self) -> MegatronArguments:

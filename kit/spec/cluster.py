@@ -58,55 +58,78 @@ PortRange = Annotated[
 class NodeShape(Model):
     """The resources of one node of the cluster."""
 
-    cpus: int = Field(ge=1, description="CPUs that jobs may use.")
-    gpus: int = Field(default=0, ge=0, description="GPUs; 0 for a CPU cluster.")
+    cpus: int = Field(ge=1, description="Number of CPUs that jobs may use.")
+    gpus: int = Field(default=0, ge=0, description="Number of GPUs; 0 on a cluster without GPUs.")
     memory: Memory | None = Field(default=None, description="Memory that jobs may use.")
-    gpu_memory: Memory | None = Field(default=None, description="Memory of one GPU: `kit submit` says what fits.")
+    gpu_memory: Memory | None = Field(
+        default=None, description="Memory of one GPU. `kit submit` uses it to estimate whether a job fits."
+    )
     gres: GresForm = Field(
         default="gpus-per-node",
-        description="How GPUs are asked for: 'gpus-per-node', 'gres:gpu', 'gres:gpu:h100', or 'none'.",
+        description="The option with which a job asks for GPUs. 'gpus-per-node': --gpus-per-node. 'gres:gpu' or "
+        "'gres:gpu:h100': --gres. 'none': no option.",
     )
 
 
 class QosRow(Model):
     """One row of the QOS table: the values and limits of a job with this QOS."""
 
-    account: SbatchWord | None = Field(default=None, description="Account that jobs are charged to (sbatch --account).")
+    account: SbatchWord | None = Field(
+        default=None, description="Account that jobs are charged to (sbatch --account).", examples=["ml-team"]
+    )
     partition: SbatchWord | None = Field(default=None, description="Slurm's partition (sbatch --partition).")
     qos: SbatchWord | Literal[False] | None = Field(
-        default=None, description="Slurm's QOS; default: the row's own name. false: none is asked for."
+        default=None,
+        description="Slurm's QOS; default: the name of the row. false: the job asks for no QOS.",
+        examples=["high"],
     )
-    memory: Memory | None = Field(default=None, description="Most memory of a node; also the default.")
-    cpus_per_node: int | None = Field(default=None, ge=1, description="Most CPUs of a node; also the default.")
+    memory: Memory | None = Field(default=None, description="Maximum memory of a job on a node; also the default.")
+    cpus_per_node: int | None = Field(
+        default=None, ge=1, description="Maximum number of CPUs of a job on a node; also the default."
+    )
     time: TimeLimit | None = Field(default=None, description="Longest time limit; also the default.")
-    max_nodes: int | None = Field(default=None, ge=1, description="Most nodes of one job.")
-    max_gpus_per_node: int | None = Field(default=None, ge=0, description="Most GPUs of one job on a node.")
-    max_array: int | None = Field(default=None, ge=1, description="Most tasks of one array.")
+    max_nodes: int | None = Field(
+        default=None, ge=1, description="Maximum number of nodes of one job, including its spares."
+    )
+    max_gpus_per_node: int | None = Field(
+        default=None, ge=0, description="Maximum number of GPUs of one job on a node."
+    )
+    max_array: int | None = Field(default=None, ge=1, description="Maximum number of tasks of one array.")
 
 
 class ContainerRules(Model):
-    """The cluster's container runtime and its abilities."""
+    """The container runtime of the cluster."""
 
-    runtime: RuntimeName = Field(default="auto", description="auto: pyxis where the cluster has it, else bubblewrap.")
+    runtime: RuntimeName = Field(
+        default="auto", description="auto: pyxis if the cluster's Slurm has it, else bubblewrap."
+    )
     pyxis_unpacks: bool | None = Field(
         default=None,
-        description="Whether Pyxis unpacks images instead of mounting them; default: what the nodes' plugstack.conf says.",
+        description="true: Pyxis unpacks images. false: Pyxis mounts them. Default: the batch script reads plugstack.conf "
+        "on its node.",
     )
     stage: ImageStage = Field(
         default="shared",
-        description="How a job's image reaches the nodes, unless the job says it: its key image.stage explains the values.",
+        description="The way in which the image of a job reaches the nodes, if the job does not set image.stage. The "
+        "values are those of image.stage.",
     )
 
 
 class Paths(Model):
-    """Folders that every node sees. May hold {project} {user} {home} {data}."""
+    """Folders of the kit on the cluster. Their paths may contain {project} {user} {home} {data}; {data} is ~/.local/share/kit."""
 
-    runs: str = Field(default="{project}/runs", description="Where run folders are made.")
+    runs: str = Field(
+        default="{project}/runs",
+        description="Folder of the run folders. All nodes must see it. Default over ssh: {home}/kit/runs.",
+    )
     store: str | None = Field(
-        default=None, description="The image store, shared by all nodes; default: KIT_STORE, else {data}/images."
+        default=None,
+        description="Image store. All nodes must see it. Default: KIT_STORE, or {data}/images if KIT_STORE is not set.",
     )
     cache: str = Field(
-        default="/tmp/kit-{user}", description="Node-local caches: Triton, torch extensions, Hugging Face."
+        default="/tmp/kit-{user}",
+        description="Folder on each node's own disk, for caches (Triton, torch extensions, Hugging Face) and for copied "
+        "images.",
     )
 
 
@@ -125,7 +148,9 @@ class StoreRules(Model):
     """Rules for the images that the cluster accepts."""
 
     signers: tuple[Signer, ...] = Field(
-        default=(), description="Who may sign images, name and public SSH key each; none: images need no signature."
+        default=(),
+        description="The people who may sign images, each as a name and a public SSH key. An empty list: images need no "
+        "signature.",
     )
 
 
@@ -140,71 +165,85 @@ def _host(value: str) -> str:
 
 
 class SshRules(Model):
-    """How this machine reaches the cluster's login node, with the system's OpenSSH."""
+    """Access from this machine to the cluster's login node, with the system's OpenSSH."""
 
     host: Annotated[str, AfterValidator(_host)] = Field(
-        description="The login node, as `ssh` takes it: a name of ssh_config, a host, or user@host."
+        description="The login node, as `ssh` takes it: a name from ssh_config, a host, or user@host."
     )
-    config: Text | None = Field(default=None, description="Another ssh_config than the user's.")
+    config: Text | None = Field(default=None, description="An ssh_config file to use instead of the user's own.")
     path: Text | None = Field(
-        default=None, description="Folders put before PATH there, where an ssh session lacks Slurm's commands."
+        default=None,
+        description="Folders to put before PATH on the login node, if an ssh session there does not find Slurm's "
+        "commands.",
     )
     timeout_s: float = Field(
-        default=20.0, gt=0, le=600, description="Longest wait for a connection, and for a listing."
+        default=20.0, gt=0, le=600, description="Seconds to wait at most for a connection, and for the list of runs."
     )
 
 
 class RelayRules(Model):
-    """The relay of a training over two clusters, if this cluster is named first: `kit submit --cluster a,b`."""
+    """The relay of one training on two clusters. It runs on the login node of the first cluster in `kit submit --cluster a,b`."""
 
     host: Annotated[str, AfterValidator(_host)] = Field(
-        description="What the nodes of this cluster reach the relay by: a name or an address of the first cluster's login node. "
-        "A second cluster without [relay] takes the first one's."
+        description="Name or address of the first cluster's login node, as the nodes of this cluster reach it. A second "
+        "cluster without [relay] uses the host of the first one."
     )
-    ports: PortRange = Field(default="29600-29699", description="The ports that such a run takes one of.")
+    ports: PortRange = Field(
+        default="29600-29699", description="Ports of the login node. Each such run uses one of them."
+    )
     bind: Annotated[str, AfterValidator(_host)] | None = Field(
-        default=None, description="The address of the login node that it listens on; default: all."
+        default=None, description="Address of the login node on which the relay listens; default: all addresses."
     )
 
 
 class Price(Model):
     """The price that `kit time` and `kit report` use."""
 
-    gpu_hour: float = Field(ge=0, description="Of one GPU for an hour, used or not.")
-    currency: Text = Field(default="USD", description="Its unit, as it is printed.")
+    gpu_hour: float = Field(
+        ge=0, description="Price of one allocated GPU for one hour. It counts even if the job does not use the GPU."
+    )
+    currency: Text = Field(default="USD", description="Currency of the price, as the kit prints it.")
 
 
 class Cluster(Model):
     """One cluster file."""
 
-    description: str = Field(default="", description="One line for people.")
-    embedded: bool = Field(default=False, description="The Slurm that `kit cluster up` starts on this machine.")
+    description: str = Field(default="", description="One line that describes the cluster to its users.")
+    embedded: bool = Field(
+        default=False, description="true: this cluster's Slurm is the one that `kit cluster up` starts on this machine."
+    )
     node: NodeShape
     container: ContainerRules = Field(default_factory=ContainerRules)
-    qos: dict[Name, QosRow] = Field(default_factory=dict, description="Rows that jobs name by their key qos.")
-    default_qos: Name | None = Field(default=None, description="Row of jobs that name none.")
-    mounts: Name | None = Field(default=None, description="The cluster's mount set: a file of mounts/.")
+    qos: dict[Name, QosRow] = Field(
+        default_factory=dict, description="Rows of the QOS table. A job chooses a row with its key qos."
+    )
+    default_qos: Name | None = Field(default=None, description="Row for jobs that choose none.", examples=["normal"])
+    mounts: Name | None = Field(
+        default=None, description="Mount set of the cluster: a file of mounts/.", examples=["infiniband"]
+    )
     paths: Paths = Field(default_factory=Paths)
     store: StoreRules = Field(default_factory=StoreRules)
-    ssh: SshRules | None = Field(default=None, description="Of a cluster that is reached over ssh.")
+    ssh: SshRules | None = Field(default=None, description="Access to the cluster over ssh.")
     relay: RelayRules | None = Field(
-        default=None, description="How the nodes of another cluster reach this one's login node."
+        default=None, description="Relay on the login node, for one training on two clusters."
     )
-    price: Price | None = Field(default=None, description="What a GPU costs.")
+    price: Price | None = Field(default=None, description="Price of GPUs.")
     network: Annotated[dict[EnvName, Text], AfterValidator(interfaces)] = Field(
-        default_factory=dict, description="NCCL, Gloo and fabric variables of every rank."
+        default_factory=dict, description="Environment variables of every rank for NCCL, Gloo and the fabric."
     )
-    setup: tuple[Text, ...] = Field(default=(), description="Shell lines before the job's own set-up.")
+    setup: tuple[Text, ...] = Field(default=(), description="Shell lines that run before the job's own `setup` lines.")
     max_array: int = Field(
-        default=1001, ge=1, description="Most tasks of one array: Slurm's MaxArraySize, 1001 unless it is configured."
+        default=1001,
+        ge=1,
+        description="Maximum number of tasks of one array: Slurm's MaxArraySize. Slurm's own default is 1001.",
     )
     expedited_requeue: bool = Field(
         default=False,
-        description="Jobs that may be queued again are submitted with --requeue=expedite, and are not held before they start "
-        "again: Slurm 25.11 or later with SlurmctldParameters=enable_expedited_requeue.",
+        description="true: if a job may be requeued, the kit submits it with --requeue=expedite. Slurm then does not hold "
+        "the job before it starts again. This needs Slurm 25.11 or later with SlurmctldParameters=enable_expedited_requeue.",
     )
     defaults: dict[str, Any] = Field(
-        default_factory=dict, description="Job keys that this cluster fills in where the job is silent."
+        default_factory=dict, description="Default values for keys of a job. The job and its QOS row win over them."
     )
 
     @property

@@ -37,58 +37,96 @@ RelayAddress = Annotated[
 
 
 class DiLoCo(Model):
-    """Replica groups. Without a layout key, each node is a group. A missing key keeps the program's own default.
+    """Replica groups. Without replicas_per_node and nodes_per_replica, each node is a group. For a missing key, the program's own
+    default applies.
 
     sync_every = 30 becomes the program's option `--sync-every 30`, and so on; docs/guides/diloco.md explains them.
     """
 
     replicas_per_node: int | None = Field(
-        default=None, ge=1, description="Groups on each node; its GPUs are shared out over them."
+        default=None, ge=1, description="Groups on each node. They share its GPUs equally."
     )
     nodes_per_replica: int | None = Field(default=None, ge=1, description="Nodes that one group spans.")
     lighthouse: LighthouseUrl | None = Field(
         default=None,
-        description="Another job's, as http://HOST:PORT: this job starts none, and its groups join that training.",
+        description="Lighthouse of another job, as http://HOST:PORT. This job then starts no lighthouse, and its groups "
+        "join that job's training.",
     )
     groups: int | None = Field(
         default=None,
         ge=1,
-        description="Groups of the whole training, where several jobs hold them; default: this job's.",
+        description="Number of groups in the whole training, if several jobs have them. Default: the number of groups in "
+        "this job.",
     )
-    first_group: int = Field(default=0, ge=0, description="Number of this job's first group among them.")
+    first_group: int = Field(
+        default=0, ge=0, description="Number of this job's first group in the whole training, from 0."
+    )
     across: bool = Field(
         default=False,
-        description="`kit submit --cluster a,b` splits the groups over two clusters, whose nodes need not reach each other.",
+        description="true: `kit submit --cluster a,b` splits the groups over two clusters. The nodes of the two clusters "
+        "need not reach each other.",
     )
     relay: RelayAddress | None = Field(
         default=None,
-        description="The relay between the two clusters, which `kit submit --cluster a,b` starts and fills in.",
+        description="Relay between the two clusters. `kit submit --cluster a,b` starts the relay and sets this key.",
     )
     min_replicas: int | None = Field(
-        default=None, ge=1, description="Groups without which nothing is averaged; default: 2, or 1 of a single group."
+        default=None, ge=1, description="Minimum number of groups in an average; default: 2, or 1 with a single group."
     )
     restarts: int = Field(
-        default=3, ge=0, description="Times in a row that a group which dies is started again, with growing pauses."
+        default=3,
+        ge=0,
+        description="Maximum number of restarts in a row for a group that dies. The pauses between them grow.",
     )
-    inner: Literal["adamw", "muon"] | None = Field(default=None, description="adamw: DiLoCo; muon: MuLoCo.")
-    sync_every: int | None = Field(default=None, ge=1, description="H: inner steps from one average to the next.")
-    fragments: int | None = Field(default=None, ge=1, description="Parts of the model, averaged in turn.")
-    overlap: int | None = Field(default=None, ge=0, description="Inner steps that an average may take, computing on.")
-    alpha: float | None = Field(default=None, ge=0, lt=1, description="Share of a group's own parameters in the mix.")
+    inner: Literal["adamw", "muon"] | None = Field(
+        default=None, description="Inner optimizer. adamw: DiLoCo. muon: MuLoCo."
+    )
+    sync_every: int | None = Field(
+        default=None, ge=1, description="H: inner steps from one average of a parameter to its next."
+    )
+    fragments: int | None = Field(
+        default=None, ge=1, description="Number of parts of the model. The groups average one part after another."
+    )
+    overlap: int | None = Field(
+        default=None,
+        ge=0,
+        description="Inner steps that an average may take. The groups compute these steps meanwhile.",
+    )
+    alpha: float | None = Field(
+        default=None,
+        ge=0,
+        lt=1,
+        description="Share of its own parameters that a group keeps when it mixes them with the average.",
+    )
     outer_lr: float | None = Field(default=None, gt=0, description="Learning rate of the outer Nesterov SGD.")
-    outer_momentum: float | None = Field(default=None, ge=0, lt=1, description="Its momentum.")
-    bits: Literal[32, 8, 4, 2] | None = Field(default=None, description="Of each value that is sent.")
+    outer_momentum: float | None = Field(default=None, ge=0, lt=1, description="Momentum of the outer Nesterov SGD.")
+    bits: Literal[32, 8, 4, 2] | None = Field(default=None, description="Bits of each value that a group sends.")
     top_k: float | None = Field(
         default=None,
         gt=0,
         le=1,
-        description="Share of the values that is sent, the largest ones; not together with bits.",
+        description="Share of the values that a group sends: the largest ones. It cannot be combined with bits below 32.",
     )
-    inside: Literal["ddp", "fsdp"] | None = Field(default=None, description="How the ranks of a group share the work.")
-    wire: Literal["auto", "gloo", "nccl"] | None = Field(default=None, description="What carries the averages.")
-    start_wait: float | None = Field(default=None, ge=0, description="Seconds to wait for all groups at a start.")
-    timeout: float | None = Field(default=None, gt=0, description="Seconds until a silent group is given up.")
-    quorum_timeout: float | None = Field(default=None, gt=0, description="Seconds without a quorum until a group ends.")
+    inside: Literal["ddp", "fsdp"] | None = Field(
+        default=None, description="The way in which the ranks of a group share the work."
+    )
+    wire: Literal["auto", "gloo", "nccl"] | None = Field(
+        default=None, description="Transport of the averages. auto: nccl on GPUs, else gloo."
+    )
+    start_wait: float | None = Field(
+        default=None,
+        ge=0,
+        description="Seconds to wait at a start for the remaining groups, once min_replicas groups are there.",
+    )
+    timeout: float | None = Field(
+        default=None, gt=0, description="Seconds until the other groups give up a group that hangs in an average."
+    )
+    quorum_timeout: float | None = Field(
+        default=None,
+        gt=0,
+        description="Seconds that a group waits for a quorum without any progress. Then its program ends with exit code "
+        "75.",
+    )
 
     @model_validator(mode="after")
     def _one_layout(self) -> DiLoCo:

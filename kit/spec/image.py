@@ -92,25 +92,28 @@ BufferMemory = Annotated[
 class Bootstrap(Model):
     """A base made from the distribution's own packages, for machines that reach no container registry."""
 
-    suite: SuiteName = Field(description="The release's code name, as the mirror spells it.")
-    packages: tuple[PackageName, ...] = Field(default=(), description="Packages on top of the minimal system.")
-    components: tuple[PackageName, ...] = Field(default=("main",), description="Parts of the archive.")
+    suite: SuiteName = Field(description="Code name of the release, as the mirror spells it.")
+    packages: tuple[PackageName, ...] = Field(default=(), description="Packages in addition to the minimal system.")
+    components: tuple[PackageName, ...] = Field(
+        default=("main",), description="Components of the distribution's archive."
+    )
     mirror: Text | None = Field(
         default=None,
-        description="A mirror's URL; unset: the host's apt sources where they offer the suite, else the default.",
+        description="URL of a mirror. Default: the host's apt sources if they have the suite; otherwise the default of "
+        "mmdebstrap or debootstrap.",
     )
 
 
 class Base(Model):
-    """The base that the Dockerfile's `FROM ${BASE}` starts from: exactly one of the three."""
+    """The base that the Dockerfile's `FROM ${BASE}` starts from: exactly one of reference, bootstrap and image."""
 
     reference: Text | None = Field(
-        default=None, description="An image that the engine has, or that it can pull.", examples=["debian:bookworm"]
+        default=None, description="An image that the engine has or can pull.", examples=["debian:bookworm"]
     )
-    bootstrap: Bootstrap | None = Field(default=None, description="A bootstrap from packages.")
+    bootstrap: Bootstrap | None = Field(default=None, description="A base made from packages.")
     image: Name | None = Field(
         default=None,
-        description="An image of containers/ that has a lock: exactly its locked bytes.",
+        description="An image of containers/ that has a lock. The base is exactly the locked bytes.",
         examples=["train-cpu"],
     )
 
@@ -124,21 +127,26 @@ class Base(Model):
 
 
 class PythonPackages(Model):
-    """Wheels that the host fetches against a hash lock and passes to the build as `wheels/`."""
+    """Python packages. The host fetches their wheels, checks the hashes in the lock, and passes the wheels to the build as
+    `wheels/`.
+    """
 
-    requirements: Text = Field(default="requirements.lock", description="pip's lock file with hashes, in the folder.")
-    version: PythonVersion = Field(default="3.11", description="Python inside the image.")
+    requirements: Text = Field(
+        default="requirements.lock", description="pip's lock file with hashes, in the image's folder."
+    )
+    version: PythonVersion = Field(default="3.11", description="Version of Python in the image.")
     platforms: tuple[PlatformTag, ...] = Field(
         default=("manylinux_2_28_x86_64", "manylinux_2_17_x86_64", "manylinux2014_x86_64"),
-        description="Wheel platform tags that run inside the image; each also admits what is older.",
+        description="Platform tags of the binary wheels that run in the image. pip takes no others, except that "
+        "manylinux2014 also admits manylinux2010 and manylinux1.",
     )
     sdists: tuple[PackageName, ...] = Field(
-        default=(), description="Packages that come as source only; the Dockerfile builds them from wheels/*.tar.gz."
+        default=(), description="Packages that exist only as source. The Dockerfile builds them from wheels/*.tar.gz."
     )
     extra_indexes: tuple[Text, ...] = Field(
         default=(),
         alias="extra-indexes",
-        description="Indexes that are asked when the host's own pip configuration lacks a package.",
+        description="Indexes that pip also asks if it does not find a package with the host's own configuration.",
     )
 
 
@@ -156,9 +164,11 @@ SecretId = Annotated[
 
 
 class BuildSecret(Model):
-    """The source of a build secret: exactly one of the two."""
+    """The source of a build secret: exactly one of env and file."""
 
-    env: EnvName | None = Field(default=None, description="A variable of the user who builds.", examples=["PIP_TOKEN"])
+    env: EnvName | None = Field(
+        default=None, description="An environment variable of the user who builds.", examples=["PIP_TOKEN"]
+    )
     file: Text | None = Field(default=None, description="A file on the machine that builds.", examples=["~/.netrc"])
 
     @model_validator(mode="after")
@@ -173,31 +183,33 @@ class Build(Model):
     """Options for `docker build`."""
 
     args: dict[EnvName, Text] = Field(default={}, description="Build arguments (ARG).")
-    target: Text | None = Field(default=None, description="The stage to build; unset: the last one.")
-    platform: Platform | None = Field(default=None, description="Platform; unset: the engine's own.")
+    target: Text | None = Field(default=None, description="The stage to build; default: the last one.")
+    platform: Platform | None = Field(default=None, description="Platform of the image; default: the engine's own.")
     network: Literal["none", "default", "host"] = Field(
         default="none",
-        description="Network of RUN lines. Anything but none may give other bytes next time, and the lock records it.",
+        description="Network of the RUN lines. With a network, the next build may give other bytes, and the lock records "
+        "this.",
     )
     secrets: dict[SecretId, BuildSecret] = Field(
         default={},
-        description="What RUN --mount=type=secret,id=ID finds in /run/secrets/ID while it runs. Needs BuildKit; no layer holds it.",
+        description="Secrets by their ID. A line RUN --mount=type=secret,id=ID finds its secret in /run/secrets/ID while "
+        "it runs. This needs BuildKit. No layer contains the secret.",
     )
 
 
 class Squash(Model):
-    """How the image becomes a .sqsh. The defaults are the fastest to write and to start (performance-notes, "Squashing R")."""
+    """Options of the image's .sqsh. The defaults make the file fastest to write and to start."""
 
     compressor: Literal["zstd", "gzip", "lz4", "lzo", "xz", "none"] = Field(
-        default="zstd", description="mksquashfs -comp."
+        default="zstd", description="Compressor of mksquashfs (-comp)."
     )
     level: Annotated[int, Field(ge=1, le=22)] | None = Field(
-        default=None, description="Compression level; unset: 1 for zstd, the tool's own for gzip."
+        default=None, description="Compression level; default: 1 for zstd, mksquashfs's own for gzip."
     )
     block: Literal["4K", "8K", "16K", "32K", "64K", "128K", "256K", "512K", "1M"] = Field(
-        default="128K", description="Block size; larger is smaller on disk and slower to start."
+        default="128K", description="Block size. Larger blocks make the file smaller and the start slower."
     )
-    memory: BufferMemory = Field(default="64M", description="Bound on its buffers.")
+    memory: BufferMemory = Field(default="64M", description="Maximum memory for mksquashfs's buffers.")
 
     @model_validator(mode="after")
     def _level_fits(self) -> Self:
@@ -212,7 +224,9 @@ class Squash(Model):
 class ImageSpec(Model):
     """`containers/<name>/image.toml`: the contents of the image. Missing tables get their defaults."""
 
-    description: Text = Field(default="", description="One line for `kit images`.")
+    description: Text = Field(
+        default="", description="One line that describes the image, in the output of `kit images`."
+    )
     base: Base
     python: PythonPackages | None = None
     build: Build = Build()

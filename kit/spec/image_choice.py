@@ -42,16 +42,20 @@ def _with_registry(reference: str) -> str:
 
 
 class ImageChoice(Model):
-    """The image, with a choice of how it reaches the nodes."""
+    """The image, and the way in which it reaches the nodes."""
 
     name: Annotated[str, AfterValidator(image_of)] = Field(
         description="A folder of containers/, or a reference with its digest.", examples=["train-cpu"]
     )
     stage: ImageStage | None = Field(
         default=None,
-        description="shared: start it from the store. node: every node copies it from the store to its own disk first. "
-        "chain: one node reads the store, and the nodes pass the image on to each other. Default: the cluster's container.stage.",
+        description="shared: every node starts the image from the store. node: every node first copies the image from the "
+        "store to its own disk. chain: one node reads the store, and the nodes pass the image on to each other. Default: the "
+        "cluster's container.stage.",
     )
     cap_gb: float = Field(
-        default=50.0, gt=0, description="Of a copied image: most GB of images kept on a node, oldest use goes."
+        default=50.0,
+        gt=0,
+        description="Maximum size, in GB, of all copied images on a node. To make room for another, the node removes the "
+        "image that was not used for the longest time.",
     )

@@ -107,75 +107,105 @@ Arg = Annotated[Text, AfterValidator(_short)]
 
 
 class Resources(Model):
-    """The requested part of the cluster. Each number is per node unless stated otherwise."""
+    """The resources that the job asks for. Each number is per node, unless its text says otherwise."""
 
     nodes: int = Field(default=1, ge=1, description="Number of nodes.")
     gpus_per_node: int | None = Field(
-        default=None, ge=0, description="GPUs on each node; default: all that the cluster's nodes have."
+        default=None,
+        ge=0,
+        description="GPUs on each node. Default: all GPUs of a node, or max_gpus_per_node of the QOS row if that is less.",
     )
     ranks_per_node: int | None = Field(
         default=None, ge=1, description="Ranks on each node; default: one per GPU, or 1 without GPUs."
     )
     cpus_per_node: int | None = Field(
-        default=None, ge=1, description="CPUs on each node; default: in proportion to the GPUs."
+        default=None,
+        ge=1,
+        description="CPUs on each node. Default: all. A job that uses only some of the node's GPUs gets CPUs in "
+        "proportion.",
     )
-    memory: Memory | None = Field(default=None, description="Memory per node (sbatch --mem); '0' is all of it.")
+    memory: Memory | None = Field(
+        default=None, description="Memory per node (sbatch --mem); '0': all memory of the node."
+    )
     time: TimeLimit | None = Field(default=None, description="Wall-clock limit (sbatch --time).")
     segment: int | None = Field(
         default=None,
         ge=1,
-        description="Nodes that come together in one block of the topology (sbatch --segment, Slurm 23.11).",
+        description="Slurm takes nodes in groups of this size, each group from one block of the topology (sbatch "
+        "--segment, Slurm 23.11).",
     )
     switches: SbatchWord | None = Field(
-        default=None, description="Most leaf switches, and how long to wait for them: '1@01:00:00' (sbatch --switches)."
+        default=None,
+        description="Maximum number of leaf switches, and the longest wait for nodes on so few: '1@01:00:00' (sbatch "
+        "--switches).",
+        examples=["1@01:00:00"],
     )
 
 
 class SlurmOptions(Model):
-    """Options that go unchanged into the sbatch header."""
+    """Options of sbatch, and settings of the batch script."""
 
     account: SbatchWord | None = Field(
-        default=None, description="Account that the job is charged to (sbatch --account)."
+        default=None, description="Account that the job is charged to (sbatch --account).", examples=["ml-team"]
     )
     partition: SbatchWord | None = Field(default=None, description="Slurm's partition (sbatch --partition).")
-    qos: SbatchWord | None = Field(default=None, description="Slurm's QOS; default: that of the row (sbatch --qos).")
+    qos: SbatchWord | None = Field(
+        default=None,
+        description="Slurm's QOS; default: the QOS of the job's row in the QOS table (sbatch --qos).",
+        examples=["high"],
+    )
     constraint: SbatchWord | None = Field(
-        default=None, description="Features that nodes must have (sbatch --constraint)."
+        default=None, description="Features that nodes must have (sbatch --constraint).", examples=["h100"]
     )
     exclude: SbatchWord | None = Field(
-        default=None, description="Nodes to leave out, as a node list (sbatch --exclude)."
+        default=None, description="Nodes to leave out, as a node list (sbatch --exclude).", examples=["node[07,12]"]
     )
-    nodelist: SbatchWord | None = Field(default=None, description="Nodes to use, as a node list (sbatch --nodelist).")
-    reservation: SbatchWord | None = Field(default=None, description="Slurm's reservation (sbatch --reservation).")
-    licenses: SbatchWord | None = Field(default=None, description="Licenses that the job needs (sbatch --licenses).")
-    mail_user: SbatchWord | None = Field(default=None, description="Address of Slurm's own mail (sbatch --mail-user).")
-    mail_type: SbatchWord | None = Field(default=None, description="Events to mail: 'END,FAIL' (sbatch --mail-type).")
+    nodelist: SbatchWord | None = Field(
+        default=None, description="Nodes to use, as a node list (sbatch --nodelist).", examples=["node[01-04]"]
+    )
+    reservation: SbatchWord | None = Field(
+        default=None, description="Slurm's reservation (sbatch --reservation).", examples=["training"]
+    )
+    licenses: SbatchWord | None = Field(
+        default=None, description="Licenses that the job needs (sbatch --licenses).", examples=["matlab:1"]
+    )
+    mail_user: SbatchWord | None = Field(
+        default=None, description="Address for Slurm's own mail (sbatch --mail-user).", examples=["ada@example.org"]
+    )
+    mail_type: SbatchWord | None = Field(
+        default=None,
+        description="Events that Slurm reports by mail: 'END,FAIL' (sbatch --mail-type).",
+        examples=["END,FAIL"],
+    )
     output: LogPattern | None = Field(
         default=None,
-        description="File of the batch script's output, with Slurm's patterns, such as 'logs/%x-%j.out'; relative to the job "
-        "file, and may hold {run} {project} {job} {user} {home} {data}. Default: batch.log in the run folder.",
+        description="File for the batch script's output, such as 'logs/%x-%j.out'. The path may contain Slurm's patterns "
+        "and {run} {project} {job} {user} {home} {data}. A relative path starts at the job file's folder. Default: "
+        "logs/batch.log in the run folder.",
     )
     error: LogPattern | None = Field(
-        default=None, description="The same for its errors, which otherwise go to the same file."
+        default=None,
+        description="File for the batch script's standard error, written like `output`. Default: the file of the output.",
     )
     exclusive: bool = Field(default=False, description="Share the nodes with no other job (sbatch --exclusive).")
     requeue: bool = Field(
         default=False,
-        description="Let Slurm start the job again after a node failure or preemption, as often as it happens.",
+        description="Let Slurm requeue the job after a node failure or a preemption, as often as that happens.",
     )
     lead: int = Field(
         default=120,
         ge=0,
-        description="Seconds before the time limit at which the batch script gets USR1; 0: never. By default 120, or a quarter "
-        "of a limit that is not longer than that.",
+        description="Seconds before the time limit at which Slurm sends USR1 to the batch script; 0: never. Default: 120, "
+        "or a quarter of the time limit if that limit is not longer than 120 s.",
     )
     grace: int | None = Field(
         default=None,
         ge=1,
-        description="Seconds that programs get to save after `kit cancel`, before they are killed. Default: the lead, or 30.",
+        description="Seconds that programs get to save after `kit cancel`, before they are killed. Default: `lead`, or 30 "
+        "if `lead` is 0.",
     )
     template: Text | None = Field(
-        default=None, description="A batch script of your own, a Jinja template, relative to the job file."
+        default=None, description="Your own batch script as a Jinja template. The path is relative to the job file."
     )
     extra: tuple[Annotated[str, AfterValidator(sbatch_options.further)], ...] = Field(
         default=(), description="Further sbatch options, each as one string, such as '--nice=100'."
@@ -188,21 +218,33 @@ class SlurmOptions(Model):
 
 
 class ContainerOptions(Model):
-    """How programs run in the container."""
+    """Options for the job's container."""
 
-    runtime: RuntimeName = Field(default="auto", description="auto: pyxis where the cluster has it, else bubblewrap.")
-    writable: bool = Field(default=False, description="A writable root; what is written to it is lost at the end.")
-    remap_root: bool = Field(default=True, description="Appear as root inside.")
-    mount_home: bool = Field(
-        default=False, description="Mount the home folder; its ~/.local would win over the image's packages."
+    runtime: RuntimeName = Field(
+        default="auto",
+        description="auto: the cluster's container.runtime. If that is auto, too: pyxis if the cluster's Slurm has it, "
+        "else bubblewrap.",
     )
-    entrypoint: bool = Field(default=False, description="Run the image's ENTRYPOINT before the worker (pyxis, enroot).")
+    writable: bool = Field(
+        default=False, description="Make the container's root writable. Files written there are lost at the end."
+    )
+    remap_root: bool = Field(default=True, description="The user appears as root inside the container.")
+    mount_home: bool = Field(
+        default=False,
+        description="Mount the home folder. Python does not import packages from its ~/.local, because the kit sets "
+        "PYTHONNOUSERSITE=1.",
+    )
+    entrypoint: bool = Field(
+        default=False,
+        description="Run the image's ENTRYPOINT before the kit's worker script (only with pyxis and enroot).",
+    )
     env: tuple[EnvName, ...] = Field(
-        default=(), description="Host variables that win over the image's (--container-env)."
+        default=(), description="Variables whose value on the host wins over the image's value (--container-env)."
     )
     capabilities: tuple[Capability, ...] = Field(
         default=(),
-        description="What root may do in the container, such as CAP_SYS_PTRACE; nothing by default (bubblewrap, as root).",
+        description="Capabilities of root in the container, such as CAP_SYS_PTRACE; default: none. They work only with "
+        "bubblewrap, for jobs of root.",
     )
 
 
@@ -213,66 +255,85 @@ class Job(Model):
     OTHER_NAMES: ClassVar[Mapping[str, str]] = sbatch_options.SAME_VALUE
 
     extends: str | tuple[str, ...] | None = Field(
-        default=None, description="Job files that this one builds on, relative to it; its own keys win over theirs."
+        default=None,
+        description="Job files on which this one builds. Their paths are relative to this file, and its own keys win over "
+        "theirs.",
     )
-    name: Name = Field(description="Slurm's job name, and the start of the run's id.")
-    launcher: Name = Field(description="How ranks start: a folder of launchers/.", examples=["ddp"])
+    name: Name = Field(description="Slurm's job name. The id of the run begins with this name.")
+    launcher: Name = Field(
+        description="The launcher, which starts the ranks: a folder of launchers/.", examples=["ddp"]
+    )
     image: Annotated[str, AfterValidator(image_of)] | ImageChoice | None = Field(
         default=None,
-        description="A folder of containers/, or a reference with its digest; or a table that also says `stage`.",
+        description="A folder of containers/, or a registry reference with its digest. A table can also set `stage`.",
     )
     script: Arg | None = Field(
-        default=None, description="Program, relative to the job file; default: the launcher's own."
+        default=None,
+        description="A Python program. The path is relative to the job file. Default: the launcher's own program.",
     )
     module: SbatchWord | None = Field(
         default=None,
-        description="Program as a module: 'package.main' is started by python -m. Instead of `script`.",
+        description="A Python module instead of a script: 'package.main' is started by python -m.",
+        examples=["package.main"],
     )
     command: tuple[Text, ...] | None = Field(
         default=None,
         min_length=1,
         examples=[["./simulate", "--steps", "100"]],
-        description="Any program instead of a Python one; {run} is the run folder and {workspace} the job's folder.",
+        description="Any program, instead of a Python script or module. {run} is the run folder, and {workspace} is the "
+        "job's folder.",
     )
-    args: tuple[Arg, ...] = Field(default=(), description="Arguments of the program, passed through byte for byte.")
+    args: tuple[Arg, ...] = Field(
+        default=(), description="Arguments of the program. The kit passes them byte for byte."
+    )
     shape: Shape | None = Field(
         default=None,
-        description="torchrun: one task per node; srun: one task per rank; replicas: one torchrun per replica group; "
-        "roles: as [roles] says.",
+        description="Start shape. torchrun: one task per node. srun: one task per rank. replicas: one torchrun per replica "
+        "group. roles: each role has its own shape. Default: the first one that the launcher lists.",
     )
     rendezvous: Literal["static", "c10d"] | None = Field(
         default=None,
-        description="How torchrun's nodes meet: by Slurm's node ranks (static, the default), or by torch's own store, in any order "
-        "(c10d, the default with torchrun.max_restarts).",
+        description="The way in which torchrun's nodes find each other. static: by Slurm's node ranks. c10d: in any order, "
+        "at torch's own store. Default: static, or c10d with torchrun.max_restarts.",
     )
     rank_args: dict[RankOption, RankVariable] = Field(
         default_factory=dict,
-        description="Options of the job's program that get a variable of the rank, such as { --local_rank = 'LOCAL_RANK' }.",
+        description="Options of the job's program. Each gets the value of a variable of the rank, such as { --local_rank = "
+        "'LOCAL_RANK' }.",
     )
-    python: Arg = Field(default="python3", description="Interpreter inside the container.")
-    env: dict[EnvName, Arg] = Field(default_factory=dict, description="Environment of every rank.")
+    python: Arg = Field(default="python3", description="Python interpreter in the container.")
+    env: dict[EnvName, Arg] = Field(default_factory=dict, description="Environment variables of every rank.")
     inherit: tuple[EnvName, ...] = Field(
-        default=(), description="Variables of the submitter that reach the ranks; nothing else of the host does."
+        default=(),
+        description="Variables of your environment that the ranks get. They get no other variable of your environment.",
     )
     mounts: tuple[Name | Mount, ...] = Field(
-        default=(), description="Logical names of the cluster's mount set, or tables of their own."
+        default=(), description="Names from the cluster's mount set, or tables with a source and a target."
     )
-    mount_set: Name | None = Field(default=None, description="A file of mounts/; default: the cluster's.")
+    mount_set: Name | None = Field(
+        default=None, description="Mount set: a file of mounts/; default: the cluster's.", examples=["infiniband"]
+    )
     workdir: ContainerPath | None = Field(
-        default=None, description="Working folder in the container; default: /workspace."
+        default=None, description="Working folder in the container; default: /workspace, the job's folder."
     )
-    qos: Name | None = Field(default=None, description="A row of the cluster's QOS table.")
+    qos: Name | None = Field(default=None, description="A row of the cluster's QOS table.", examples=["high"])
     seed: int | None = Field(
-        default=None, ge=0, lt=2**32, description="Seed of all ranks; default: drawn at submit and recorded."
+        default=None,
+        ge=0,
+        lt=2**32,
+        description="Seed of all ranks. Default: the kit draws a seed at submit, and records it.",
     )
     snapshot: bool = Field(
         default=True,
-        description="Run from a copy of the job's folder as it is at submit; false: from the folder itself, as it is then.",
+        description="true: the job runs in a copy of its folder, made at submit. false: it runs in the folder itself, with "
+        "the files that are there at that time.",
     )
     setup: tuple[Text, ...] = Field(
-        default=(), description="Shell lines before the program, such as 'module load cuda'."
+        default=(), description="Shell lines that run before the program, such as 'module load cuda'."
     )
-    debug: bool = Field(default=False, description="Trace the scripts and make NCCL and torch talk.")
+    debug: bool = Field(
+        default=False, description="Trace the kit's scripts, and turn on the debug output of NCCL and torch."
+    )
     resources: Resources = Field(default_factory=Resources)
     slurm: SlurmOptions = Field(default_factory=SlurmOptions)
     container: ContainerOptions = Field(default_factory=ContainerOptions)
@@ -280,28 +341,38 @@ class Job(Model):
     watch: Watch = Field(default_factory=Watch)
     preflight: Preflight = Field(default_factory=Preflight)
     retry: Retry = Field(default_factory=Retry)
-    step: Step = Field(default_factory=Step, description="srun's options of the steps that start ranks.")
+    step: Step = Field(default_factory=Step, description="Options of srun for the steps that start ranks.")
     torchrun: Torchrun = Field(default_factory=Torchrun, description="torchrun's own options.")
-    once: Once = Field(default_factory=Once, description="Lines that run once per job, before any rank.")
+    once: Once = Field(default_factory=Once, description="Shell lines that run once per job, before any rank.")
     secrets: Secrets = Field(default_factory=Secrets)
-    notify: Notify = Field(default_factory=Notify, description="Who is told of the run, and when.")
+    notify: Notify = Field(default_factory=Notify, description="Notices about the run: their events and receivers.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
     profile: Profile = Field(default_factory=Profile)
     metrics: Metrics = Field(default_factory=Metrics)
     deepspeed: dict[str, Any] | None = Field(
-        default=None, description="DeepSpeed's configuration; becomes ds_config.json."
+        default=None, description="DeepSpeed's configuration. The kit writes it into ds_config.json."
     )
     diloco: DiLoCo | None = Field(default=None, description="Replica groups, and how they average.")
-    megatron: MegatronArguments | None = Field(default=None, description="Megatron's options; become arguments.")
-    roles: dict[RoleName, Role] = Field(
-        default_factory=dict, description="Several programs, each on its own nodes of the one allocation."
+    megatron: MegatronArguments | None = Field(
+        default=None, description="Megatron-LM's options. The kit passes them as arguments."
     )
-    rl: Rl | None = Field(default=None, description="Reinforcement learning; becomes roles and their options.")
-    sft: Sft | None = Field(default=None, description="Supervised fine-tuning; becomes a role and its options.")
-    chain: Chain | None = Field(default=None, description="Several jobs after each other: longer than a time limit.")
-    stages: dict[Name, Stage] = Field(default_factory=dict, description="Jobs of this file that follow each other.")
-    when: tuple[JobSize, ...] = Field(default=(), description="Other sizes at which it may run, for 'kit when'.")
-    sweep: Sweep | None = Field(default=None, description="Many points of this job: 'kit sweep' submits them.")
+    roles: dict[RoleName, Role] = Field(
+        default_factory=dict, description="Several programs in one allocation, each on its own nodes."
+    )
+    rl: Rl | None = Field(
+        default=None, description="Reinforcement learning. The kit makes roles and their options from this table."
+    )
+    sft: Sft | None = Field(
+        default=None, description="Supervised fine-tuning. The kit makes roles and their options from this table."
+    )
+    chain: Chain | None = Field(
+        default=None, description="Several jobs, one after another, for a run that is longer than a time limit."
+    )
+    stages: dict[Name, Stage] = Field(
+        default_factory=dict, description="Several jobs in this file that follow each other."
+    )
+    when: tuple[JobSize, ...] = Field(default=(), description="Other sizes at which the job may run, for `kit when`.")
+    sweep: Sweep | None = Field(default=None, description="Many points of this job. `kit sweep` submits them.")
 
     @property
     def image_name(self) -> str | None:

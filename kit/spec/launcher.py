@@ -18,9 +18,9 @@ FrameworkName = Literal["deepspeed", "diloco", "megatron", "ray", "rl", "sft", "
 class Launcher(Model):
     """One launcher file; its folder contains the reference training program."""
 
-    description: str = Field(default="", description="One line for people.")
+    description: str = Field(default="", description="One line that describes the launcher to its users.")
     shapes: tuple[Shape, ...] = Field(
-        min_length=1, description="Start shapes that the framework supports; the first is the default."
+        min_length=1, description="Start shapes that the launcher supports. The first one is the default."
     )
     script: FileName | None = Field(default=None, description="The reference program in this folder.")
     framework: FrameworkName | None = Field(
@@ -28,29 +28,36 @@ class Launcher(Model):
         description="A module of kit/frameworks/ that checks the job and adds the framework's own files and options.",
     )
     releases: Releases | None = Field(
-        default=None, description="Releases of the program that the launcher starts, where it is not the kit's."
+        default=None,
+        description="Releases of the program that the launcher starts, if the program is not part of the kit.",
     )
     programs: dict[Name, Programs] = Field(
         default={},
-        description="Sets of programs for the roles of [rl] or [sft], by the name that its `programs` chooses.",
+        description="Sets of programs for the roles of [rl] or [sft], by name. The key `programs` of [rl] or [sft] chooses "
+        "a set.",
     )
     varies: str = Field(
         default="",
-        description="Why two runs of the same code and seed may differ in their numbers; empty: on CPUs they are equal to the bit.",
+        description="The reason why two runs with the same code and seed may give different numbers. Empty: on CPUs, their "
+        "numbers are equal to the last bit.",
     )
     most_ranks: int | None = Field(
-        default=None, ge=1, description="How many processes it starts at most; default: as many as the job asks for."
+        default=None,
+        ge=1,
+        description="Maximum number of ranks that the launcher starts; default: as many as the job asks for.",
     )
     memory: bool = Field(
-        default=False, description="Whether the programs of this folder read [checkpoint] memory_every."
+        default=False, description="true: the programs of this folder can use [checkpoint] memory_every."
     )
-    requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must hold.")
+    requires: tuple[str, ...] = Field(default=(), description="Python packages that the image must contain.")
     fits: dict[str, dict[str, bool | int]] = Field(
         default_factory=dict,
-        description="Program of this folder -> options that must fit the ranks, with their defaults; 0: none, false: a switch.",
+        description="Program of this folder -> options that must fit the number of ranks and each other, each with its "
+        "default. false marks an option without a value. An option with the default 0 may be 0.",
     )
     defaults: dict[str, Any] = Field(
-        default_factory=dict, description="Job keys that this launcher fills in where job and cluster are silent."
+        default_factory=dict,
+        description="Default values for keys of a job. The job, its QOS row and the cluster win over them.",
     )
 
     def _programs(self, job: Job) -> Programs | None:

@@ -25,16 +25,19 @@ Identifier = Annotated[
 class Table(Model):
     """A value for each combination of the keys in `by`. `lookup:NAME` reads it; `lookup:NAME.COLUMN` reads one column of a row."""
 
-    description: Text = Field(default="", description="What the values are, with their unit.")
-    source: Text = Field(default="", description="Where the numbers or the formula come from.")
+    description: Text = Field(default="", description="The meaning of the values, with their unit.")
+    source: Text = Field(default="", description="The source of the numbers or of the formula.")
     by: tuple[Identifier, ...] = Field(
-        min_length=1, description="Names of a point that choose the value, outermost first."
+        min_length=1, description="Names whose values in a point choose the entry, outermost table first."
     )
     defaults: dict[Identifier, Scalar] = Field(
-        default={}, description="Names that expressions here use, where the point has none."
+        default={},
+        description="Values for names that the expressions of this table use, if the point does not set them.",
     )
     values: dict[str, Any] = Field(
-        min_length=1, description="As many tables inside each other as `by` has names. '*' stands for any other value."
+        min_length=1,
+        description="The entries, in tables inside each other: one level for each name in `by`. The key '*' stands for any "
+        "other value.",
     )
 
     @field_validator("values")

@@ -23,7 +23,7 @@ class Mount(Model):
 
     source: MountSource = Field(description="Folder or file on the node, or 'tmpfs'.", examples=["/data"])
     target: MountTarget = Field(description="Absolute path in the container.", examples=["/data"])
-    flags: tuple[Flag, ...] = Field(default=(), description="mount(8) flags; read-write unless 'ro' is among them.")
+    flags: tuple[Flag, ...] = Field(default=(), description="Flags of mount(8). Without 'ro', the mount is read-write.")
 
     @model_validator(mode="after")
     def _one_of_ro_rw(self) -> Mount:

@@ -17,20 +17,20 @@ class Notify(Model):
 
     on: tuple[Event, ...] = Field(
         default=(),
-        description="start: the first ranks' job began. fail: it ended, and not with 0. stall: ranks stand still. "
-        "end: it ended, however.",
+        description="Events to report. start: the job began for the first time. fail: the run ended with an exit code "
+        "other than 0. stall: ranks stand still. end: the run ended, with any exit code.",
     )
     to: tuple[EnvName, ...] = Field(
         default=(),
-        description="Names of variables that hold an apprise URL each, such as mailtos://… ; taken from the environment or from "
-        "secrets.file, and kept as secrets are.",
+        description="Names of variables, each with one apprise URL such as mailtos://… . The kit reads the variables from "
+        "the environment or from secrets.file, and treats the URLs as secrets.",
         examples=["TEAM_SLACK"],
     )
     by: Annotated[
         Literal["watch", "batch"],
         Field(
-            description="watch: `kit watch` sends, wherever you start it. batch: the batch script does, where the first node may "
-            "reach out and sees the kit's Python."
+            description="watch: `kit watch` sends the notices, from the machine on which you start it. batch: the batch script "
+            "sends them; its node must reach the services, and must see the Python that ran `kit submit`."
         ),
     ] = "watch"
 

@@ -34,13 +34,16 @@ _DmonOptions = Annotated[
 class Monitor(Model):
     """The GPU monitor (one `nvidia-smi` on each node), and time stamps in the batch log."""
 
-    enabled: bool = Field(default=True, description="Run the monitor.")
-    select: _MetricGroups = Field(default="pumt", description="dmon -s: metric groups.")
-    options: _DmonOptions = Field(default="DT", description="dmon -o: D date, T time.")
-    delay: int = Field(default=15, ge=1, description="Seconds between lines, of dmon and of the query.")
+    enabled: bool = Field(default=True, description="Run the monitor. It also collects the reports of the ranks.")
+    select: _MetricGroups = Field(default="pumt", description="Metric groups of `nvidia-smi dmon` (-s).")
+    options: _DmonOptions = Field(
+        default="DT", description="Output options of `nvidia-smi dmon` (-o). D adds the date, T the time."
+    )
+    delay: int = Field(default=15, ge=1, description="Seconds between two lines of dmon, and of the query.")
     query: tuple[str, ...] = Field(
         default=(),
-        description="Also `nvidia-smi --query-gpu` to a CSV file: such as ['utilization.gpu', 'memory.used'].",
+        description="Fields that `nvidia-smi --query-gpu` also writes into a CSV file, such as ['utilization.gpu', "
+        "'memory.used'].",
     )
     heartbeat: int = Field(default=120, ge=0, description="Seconds between time stamps in the batch log; 0: none.")
 
@@ -55,16 +58,17 @@ class Monitor(Model):
 
 
 class Watch(Model):
-    """The reaction to ranks that stand still. It uses the data of the monitor's step, so it needs [monitor]."""
+    """The reaction to ranks that stand still. It uses the monitor's data, so it has no effect with monitor.enabled = false."""
 
     stall: Literal["auto", False] | Annotated[float, Field(ge=10)] = Field(
         default="auto",
-        description="auto: a rank stands still after three times its usual step, at least 10 s. "
-        "A number: seconds, whatever it does. false: nothing is watched.",
+        description="auto: a rank stands still after three times its usual step, and at least 10 s, without a report. A "
+        "number: after this many seconds, in every case. false: the kit does not watch the ranks.",
     )
     on_stall: Literal["report", "restart", "end"] = Field(
         default="end",
-        description="report: name the rank and gather evidence. restart, end: and later end the ranks; restart goes by [retry].",
+        description="report: name the rank and gather evidence. end: also end the ranks after `patience`, with exit code "
+        "76. restart: also end the ranks after `patience`, and start them again as [retry] allows.",
     )
     patience: int = Field(
         default=600, ge=0, description="Seconds without any progress between the report and the restart or the end."
@@ -77,65 +81,87 @@ class Watch(Model):
 
 
 class Preflight(Model):
-    """Checks of every node before ranks start. Each number is the least that a node must have."""
+    """Checks of every node before ranks start. The values for free space, /dev/shm and open files are minimums."""
 
-    enabled: bool = Field(default=True, description="Check the nodes.")
-    free_disk_gb: float = Field(default=1.0, ge=0, description="Free space where caches and the run folder are, in GB.")
+    enabled: bool = Field(
+        default=True,
+        description="Run these checks. If false, the kit still checks a container's image and cache folder.",
+    )
+    free_disk_gb: float = Field(
+        default=1.0, ge=0, description="Free space in GB, both for the cache folder and for the run folder."
+    )
     shm_gb: float = Field(
-        default=0.0, ge=0, description="Size of /dev/shm, in GB; DataLoader workers share tensors there."
+        default=0.0, ge=0, description="Size of /dev/shm, in GB. DataLoader workers share tensors there."
     )
-    nofile: int = Field(default=1024, ge=0, description="Open files (ulimit -n).")
+    nofile: int = Field(default=1024, ge=0, description="Limit of open files (ulimit -n).")
     memlock: Literal["any", "unlimited"] = Field(
-        default="any", description="unlimited: RDMA needs to pin memory (ulimit -l)."
+        default="any", description="unlimited: ulimit -l must be unlimited, so that RDMA can pin memory. any: no check."
     )
-    clock_skew_s: float = Field(default=5.0, gt=0, description="Most seconds by which nodes' clocks may differ.")
+    clock_skew_s: float = Field(
+        default=5.0,
+        gt=0,
+        description="Maximum difference, in seconds, between a node's clock and the clock of the run folder's file "
+        "system.",
+    )
     verify_image: bool = Field(
         default=False,
-        description="Compute the image's sha256 anew at every start; else once on each node for each file.",
+        description="true: compute the image's sha256 at every start. false: compute it once on each node for each file.",
     )
     container: bool = Field(default=True, description="Start the container on every node and look for its Python.")
     all_reduce_s: int = Field(
-        default=0, ge=0, description="Seconds for one all-reduce over all ranks; 0: none is made."
+        default=0,
+        ge=0,
+        description="Time limit, in seconds, for one all-reduce over all ranks before the program starts. 0: no "
+        "all-reduce.",
     )
-    timeout_s: int = Field(default=60, ge=1, description="Seconds for all checks together.")
+    timeout_s: int = Field(default=60, ge=1, description="Time limit, in seconds, for all checks together.")
     unpack_s: int = Field(
         default=1800,
         ge=0,
-        description="Seconds more where Pyxis has to unpack the image for the container's first start.",
+        description="Additional seconds for the container's first start, if Pyxis has to unpack the image.",
     )
     on_failure: Literal["fail", "exclude"] = Field(
         default="fail",
-        description="exclude: put the job back in the queue without the failed nodes, and avoid them for a day.",
+        description="fail: end the job. exclude: put the job back into the queue without the failed nodes, and let `kit "
+        "submit` avoid these nodes for a day.",
     )
 
 
 class Retry(Model):
-    """The reaction to a dead rank, a lead signal, or a lost node."""
+    """The reaction to a dead rank, a lost node, or the signal before the time limit."""
 
-    in_allocation: int = Field(default=0, ge=0, description="Restarts of the ranks inside the allocation.")
+    in_allocation: int = Field(
+        default=0, ge=0, description="Maximum number of restarts of the ranks in the same allocation."
+    )
     requeue: int = Field(
         default=0,
         ge=0,
-        description="Times that the job goes back to the queue, those by Slurm itself (a lost node, preemption) among them.",
+        description="Maximum number of times that the job goes back to the queue. Slurm's own requeues (a lost node, "
+        "preemption) count, too, unless slurm.requeue is true.",
     )
     exit_codes: tuple[int, ...] = Field(
-        default=RETRYABLE, description="Codes of the first failed rank that are retried."
+        default=RETRYABLE, description="Exit codes of the first failed rank after which the kit starts the ranks again."
     )
     no_progress: int = Field(
         default=3,
         ge=0,
-        description="Starts in a row without a step beyond the furthest, after which the run ends with 77; 0: no limit.",
+        description="The run ends with exit code 77 after this many starts in a row without a step beyond the furthest "
+        "one. 0: no limit.",
     )
     spares: int = Field(
-        default=0, ge=0, description="Nodes asked for beyond those used; one takes a lost node's place."
+        default=0,
+        ge=0,
+        description="Additional nodes that the job asks for. If a node is lost, a spare takes its place.",
     )
     warm: tuple[str, ...] = Field(
         default=(),
-        description="Modules that one process of each node imports once; each start of the ranks is forked from it.",
+        description="Modules that one process on each node imports once. At each start, the ranks are forked from this "
+        "process.",
     )
     keep: bool = Field(
         default=False,
-        description="With `warm`: when a rank dies, the others live on and call their training function again (kit_keep).",
+        description="Only with `warm`. When a rank dies, the others live on and call their training function again "
+        "(kit_keep).",
     )
 
     @field_validator("warm")
@@ -163,8 +189,9 @@ class Retry(Model):
 class Secrets(Model):
     """Variables whose values are never written to a script, a manifest, Slurm's records or a log."""
 
-    env: tuple[EnvName, ...] = Field(default=(), description="Taken from the submitter's environment.")
+    env: tuple[EnvName, ...] = Field(default=(), description="Variables to take from your environment at submit.")
     file: str | None = Field(
         default=None,
-        description="Relative to the job file; read at submit. NAME = 'value' in a .toml, else NAME=VALUE as in a .env.",
+        description="File with more variables. The path is relative to the job file, and the kit reads the file at submit. "
+        "A .toml has lines NAME = 'value'; any other file has lines NAME=VALUE, as in a .env.",
     )

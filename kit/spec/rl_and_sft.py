@@ -11,94 +11,125 @@ from pydantic import Field
 
 from kit.spec.schema_base import Model, Name, Text
 
-_SUB_TABLE = "Options of this program; they win over the shared ones."
+_SUB_TABLE = "Options of the role with this name. They win over the shared keys."
 
 
 class Wandb(Model):
     """Weights & Biases: one run for each role, or one for all roles if the programs support it."""
 
-    project: Text | None = Field(default=None, description="The project there.")
+    project: Text | None = Field(default=None, description="The W&B project.")
     entity: Text | None = Field(default=None, description="The user or team that owns the project.")
-    group: Text | None = Field(default=None, description="The group of the runs.")
+    group: Text | None = Field(default=None, description="The group of the W&B runs.")
     name: Text | None = Field(
         default=None,
-        description="Where each role has a run of its own, it adds its name: 'digits' is 'digits-trainer'.",
+        description="Name of the W&B run. If each role has its own run, the role's name is added: 'digits' becomes "
+        "'digits-trainer'.",
     )
-    offline: bool | None = Field(default=None, description="Log into the run folder, without a network.")
+    offline: bool | None = Field(default=None, description="true: log into the run folder, without a network.")
 
 
 class Parallel(Model):
-    """How the inference servers use their GPUs."""
+    """The parallel layout of the inference servers on their GPUs."""
 
-    tp: int = Field(default=1, ge=1, description="GPUs that share a copy of the model (tensor parallel).")
+    tp: int = Field(default=1, ge=1, description="Number of GPUs that share one copy of the model (tensor parallel).")
     dp: int | None = Field(
-        default=None, ge=1, description="Copies of the model over all servers; default: as many as the GPUs hold."
+        default=None,
+        ge=1,
+        description="Number of copies of the model over all servers; default: one for every `tp` GPUs.",
     )
     replicas: int | None = Field(
         default=None,
         ge=1,
-        description="Sets of inference nodes, where the copies of a set share their experts (wide expert parallel); "
-        "must divide the nodes. Default: each node is one.",
+        description="Number of sets of inference nodes; must divide the number of these nodes. The copies of the model in "
+        "a set share their experts (wide expert parallel). Default: each node is a set.",
     )
 
 
 class Servers(Model):
     """Inference servers that do one half of the work: prefill reads the prompts, decode writes the completions."""
 
-    nodes: int = Field(default=1, ge=1, description="Nodes of these servers.")
+    nodes: int = Field(default=1, ge=1, description="Number of nodes with these servers.")
     replicas: int = Field(
-        default=1, ge=1, description="Sets of these nodes that share their experts; must divide them."
+        default=1,
+        ge=1,
+        description="Number of sets of these nodes; must divide the number of nodes. The servers of a set share their "
+        "experts.",
     )
-    options: dict[str, Any] = Field(default={}, description="Options of these servers, over those of [rl.inference].")
+    options: dict[str, Any] = Field(
+        default={}, description="Options of these servers. They win over those of [rl.inference]."
+    )
 
 
 class Sft(Model):
     """Supervised fine-tuning: the trainer, and with `eval` the servers and programs that evaluate its weights."""
 
-    programs: Name = Field(default="reference", description="Whose programs: a set of the launcher's [programs].")
-    num_train_nodes: int = Field(default=1, ge=1, description="Nodes of the trainer.")
-    num_infer_nodes: int = Field(default=1, ge=1, description="Nodes with inference servers, where eval asks for them.")
+    programs: Name = Field(
+        default="reference", description="The programs of the roles: a set in the launcher's [programs]."
+    )
+    num_train_nodes: int = Field(default=1, ge=1, description="Number of nodes of the trainer.")
+    num_infer_nodes: int = Field(
+        default=1, ge=1, description="Number of nodes with inference servers, if `eval` is set."
+    )
     num_train_gpus: int | None = Field(
         default=None,
         ge=1,
-        description="GPUs of the trainer, where it shares one node with the servers; with num_infer_gpus.",
+        description="Number of GPUs of the trainer. With this key or num_infer_gpus, trainer and servers share one node, "
+        "and the default is 1.",
     )
     num_infer_gpus: int | None = Field(
-        default=None, ge=1, description="GPUs of the servers on that node; with num_train_gpus."
+        default=None,
+        ge=1,
+        description="Number of GPUs of the servers. With this key or num_train_gpus, trainer and servers share one node, "
+        "and the default is 1.",
     )
     gpus_per_node: int | None = Field(
-        default=None, ge=0, description="GPUs used on each node; default: all that the cluster's nodes have."
+        default=None,
+        ge=0,
+        description="GPUs on each node. Default: as for resources.gpus_per_node; on one shared node, the GPUs of trainer "
+        "and servers together.",
     )
     nodes_per_fsdp_group: int | None = Field(
         default=None,
         ge=1,
-        description="Nodes that share one copy of the model in shards; must divide num_train_nodes.",
+        description="Number of nodes over which one copy of the model is sharded; must divide num_train_nodes.",
     )
     model: Text | None = Field(
-        default=None, description="What to start from: a checkpoint, or a name that the programs know."
+        default=None, description="The model to start from: a checkpoint, or a name that the programs know."
     )
-    tokenizer: Text | None = Field(default=None, description="Default: the model's, where it has one.")
+    tokenizer: Text | None = Field(default=None, description="The tokenizer; default: the model's own, if it has one.")
     data: Text | None = Field(
-        default=None, description="Chats to learn from, or problems to be rewarded for: .jsonl, as the programs see it."
+        default=None,
+        description="A .jsonl file with chats ([sft]) or problems ([rl]), by its path as the programs see it.",
     )
     chat_template: Text | None = Field(
-        default=None, description="chatml, llama3, bytes, or a file; default: the tokenizer's own."
+        default=None, description="The chat template: chatml, llama3, bytes, or a file; default: the tokenizer's own."
     )
-    validation: float | None = Field(default=None, gt=0, lt=1, description="Share of the data that is held out.")
-    skip_bad: bool | None = Field(default=None, description="Leave out data that cannot be read; default: it ends.")
+    validation: float | None = Field(
+        default=None, gt=0, lt=1, description="Share of the data that is held out for validation."
+    )
+    skip_bad: bool | None = Field(
+        default=None, description="true: skip data that cannot be read. Default: such data ends the program."
+    )
     seq_len: int | None = Field(default=None, ge=1, description="Longest sequence, in tokens.")
-    max_steps: int | None = Field(default=None, ge=1, description="Optimizer steps, or batches.")
-    output_dir: Text | None = Field(default=None, description="Where the programs write; default: the run folder.")
+    max_steps: int | None = Field(
+        default=None,
+        ge=1,
+        description="Number of optimizer steps. In [rl], the orchestrator makes a batch for each of them.",
+    )
+    output_dir: Text | None = Field(
+        default=None,
+        description="Folder for the output of the programs; default: the run folder, or its outputs/ with prime-rl.",
+    )
     log_level: Text | None = Field(
-        default=None, description="How much the programs log: their own option of this name."
+        default=None, description="Log level of the programs, for their own option of this name."
     )
     wandb: Wandb | None = None
     hub_offline: bool = Field(default=False, description="Keep the Hugging Face libraries off the network.")
     weight_broadcast: Literal["filesystem", "nccl"] | None = Field(
-        default=None, description="How weights reach the servers that evaluate; default: filesystem."
+        default=None, description="The way in which weights reach the servers that evaluate; default: filesystem."
     )
     parallel: Parallel = Field(default_factory=Parallel)
-    eval: dict[str, Any] = Field(default={}, description="What to evaluate while it trains: the programs' own options.")
+    eval: dict[str, Any] = Field(default={}, description="Evaluation during the training: the programs' own options.")
     trainer: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
     evals: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
     inference: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
@@ -131,27 +162,34 @@ class Sft(Model):
 class Rl(Sft):
     """Reinforcement learning: a trainer, an orchestrator, inference servers."""
 
-    num_infer_nodes: int = Field(default=1, ge=1, description="Nodes with inference servers.")
+    num_infer_nodes: int = Field(default=1, ge=1, description="Number of nodes with inference servers.")
     orchestrator_on: Literal["trainer", "inference"] = Field(
-        default="trainer", description="On whose first node the orchestrator and its environments run."
+        default="trainer", description="The orchestrator and its environments run on the first node of this role."
     )
     prefill: Servers | None = Field(
-        default=None, description="Servers that prefill, apart from those that decode: instead of num_infer_nodes."
+        default=None,
+        description="Servers that only prefill. `prefill` and `decode` together replace num_infer_nodes.",
     )
-    decode: Servers | None = Field(default=None, description="Servers that decode; with prefill.")
+    decode: Servers | None = Field(
+        default=None, description="Servers that only decode. `decode` is used together with `prefill`."
+    )
     max_async_level: int | None = Field(
-        default=None, ge=0, description="Versions that the sampling policy may be behind the trainer's."
+        default=None,
+        ge=0,
+        description="Maximum number of versions by which the servers' weights may be behind the trainer's.",
     )
-    temperature: float | None = Field(default=None, gt=0, description="Of the sampled completions.")
+    temperature: float | None = Field(default=None, gt=0, description="Temperature of the sampled completions.")
     reward: Text | None = Field(
-        default=None, description="FILE.py:FUNCTION, called with prompt, completion and problem; with data."
+        default=None,
+        description="The reward function, as FILE.py:FUNCTION. It is called with prompt, completion and problem. It needs "
+        "`data`.",
     )
     reward_timeout: float | None = Field(
-        default=None, gt=0, description="Seconds for one call of the reward function; default: 120."
+        default=None, gt=0, description="Time limit, in seconds, for one call of the reward function; default: 120."
     )
-    max_tokens: int | None = Field(default=None, ge=1, description="Longest completion.")
+    max_tokens: int | None = Field(default=None, ge=1, description="Longest completion, in tokens.")
     weight_broadcast: Literal["filesystem", "nccl"] = Field(
-        default="filesystem", description="How weights reach the servers; nccl is gloo on CPUs."
+        default="filesystem", description="The way in which weights reach the servers. On CPUs, 'nccl' uses gloo."
     )
     orchestrator: dict[str, Any] = Field(default={}, description=_SUB_TABLE)
 

@@ -65,15 +65,29 @@ def filled(word: str, known: Mapping[str, str]) -> str:
 
 
 class Ready(Model):
-    """The check that a role is ready. One of tcp, http and file."""
+    """The check that a role is ready: exactly one of tcp, http and file."""
 
-    tcp: PortName | None = Field(default=None, description="A port of the role that takes a connection.")
-    http: PortName | None = Field(default=None, description="A port of the role that answers a GET with 2xx.")
-    path: _UrlPath = Field(default="/", description="What http asks for.")
-    file: FileName | None = Field(default=None, description="A file of the run folder that the role makes.")
-    timeout_s: int = Field(default=120, ge=1, description="Seconds to wait for it before the job ends.")
+    tcp: PortName | None = Field(
+        default=None, description="Name of a port. The role is ready when the port accepts a connection."
+    )
+    http: PortName | None = Field(
+        default=None, description="Name of a port. The role is ready when the port answers a GET with 2xx."
+    )
+    path: _UrlPath = Field(default="/", description="Path of the GET that http sends.")
+    file: FileName | None = Field(
+        default=None,
+        description="A file in the run folder. The role is ready when it has made this file.",
+        examples=["ready"],
+    )
+    timeout_s: int = Field(
+        default=120,
+        ge=1,
+        description="Seconds that the role has to become ready. After them, the job ends with exit code 74.",
+    )
     health: bool = Field(
-        default=False, description="Keep asking; a role that gives no answer three times running is killed."
+        default=False,
+        description="Continue the check after the role is ready. The kit kills a role that fails the check three times in "
+        "a row.",
     )
 
     @model_validator(mode="after")
@@ -87,44 +101,72 @@ class Ready(Model):
 
 
 class Role(Model):
-    """One program of the job; it runs as its own Slurm step."""
+    """One program of the job. It runs as its own Slurm step."""
 
     nodes: Annotated[int, Field(ge=1)] | Literal["rest"] | None = Field(
-        default=None, description="How many nodes; 'rest': those that no other role has; default 1."
+        default=None, description="Number of nodes; default: 1. 'rest': the job's nodes that no other role has."
     )
     shares: RoleName | None = Field(
-        default=None, description="Another role, on whose first `nodes` nodes it runs, or on all."
+        default=None,
+        description="Another role. This role runs on the first `nodes` nodes of that role; without `nodes`, on all of "
+        "them.",
     )
-    image: str | None = Field(default=None, description="A folder of containers/; default: the job's image.")
+    image: str | None = Field(
+        default=None, description="Image of the role: a folder of containers/; default: the job's image."
+    )
     shape: StepShape | None = Field(
-        default=None, description="torchrun: one task per node; srun: one task per rank (default)."
+        default=None, description="Start shape. torchrun: one task per node. srun (the default): one task per rank."
     )
-    script: Text | None = Field(default=None, description="A Python program, relative to the job file.")
+    script: Text | None = Field(default=None, description="A Python program. The path is relative to the job file.")
     command: tuple[Text, ...] | None = Field(
         default=None,
         min_length=1,
         examples=[["python3", "serve.py"]],
-        description="Any program; {run} is the run folder and {workspace} the job's folder. Default: the job's own.",
+        description="Any program. {run} is the run folder, and {workspace} is the job's folder. Default: the job's own "
+        "program.",
     )
-    args: tuple[Text, ...] = Field(default=(), description="Arguments, after those of the job's own program.")
+    args: tuple[Text, ...] = Field(
+        default=(),
+        description="Arguments of the program. If the role runs the job's own program, they come after the job's `args`.",
+    )
     ranks_per_node: int | None = Field(
-        default=None, ge=1, description="Default: one per GPU under torchrun, 1 under srun."
+        default=None, ge=1, description="Ranks on each node; default: one per GPU with torchrun, 1 with srun."
     )
     gpus: tuple[int, ...] | None = Field(
-        default=None, description="Which of the node's GPUs, by their place among the job's; default: all."
+        default=None,
+        description="GPUs of the role on each of its nodes, by their numbers among the job's GPUs there, from 0. Default: "
+        "all.",
     )
-    env: dict[EnvName, Text] = Field(default_factory=dict, description="On top of the job's env.")
+    env: dict[EnvName, Text] = Field(
+        default_factory=dict,
+        description="Environment variables of the role, in addition to the job's env. They win over it.",
+    )
     ports: tuple[PortName, ...] = Field(
-        default=(), description="Names of ports; the numbers are found when the job runs."
+        default=(), description="Names of ports. The job chooses their numbers when it runs."
     )
-    ready: Ready | None = Field(default=None, description="When those that come after it may start.")
-    after: tuple[RoleName, ...] = Field(default=(), description="Roles that have to be ready, or to have ended well.")
+    ready: Ready | None = Field(
+        default=None,
+        description="Check that the role is ready. The roles that name it in `after` wait for this. Default: the role is "
+        "ready once it has started.",
+    )
+    after: tuple[RoleName, ...] = Field(
+        default=(), description="Roles for which this role waits. Each must be ready, or must have ended with 0."
+    )
     policy: Literal["main", "service", "replica"] = Field(
         default="main",
-        description="main: the job ends with it; service: has to live while a main one does; replica: one of several alike.",
+        description="main: the job ends well when all main roles have ended with 0, and fails if one of them fails. "
+        "service: must run until the main roles have ended; then the kit stops it. replica: one of several alike; the others "
+        "continue without it.",
     )
-    restart: int = Field(default=0, ge=0, description="Times in a row that it is started again, with growing pauses.")
-    least: int = Field(default=1, ge=1, description="Under policy 'replica': how many have to be left.")
+    restart: int = Field(
+        default=0,
+        ge=0,
+        description="Maximum number of restarts in a row after failures of the role. The pauses between them grow: 1, 2, "
+        "4, … s, at most 60 s.",
+    )
+    least: int = Field(
+        default=1, ge=1, description="With policy 'replica': the job ends if fewer replicas than this are left."
+    )
 
     @model_validator(mode="after")
     def _consistent(self) -> Role:

@@ -6,40 +6,40 @@ from collections.abc import Mapping
 
 # Keys of every line.
 COMMON: Mapping[str, str] = {
-    "time": "local time with its offset",
+    "time": "local time, with its offset from UTC",
     "epoch": "seconds since 1970, with microseconds",
     "event": "name of the event",
-    "job_id": "Slurm's number of the job",
-    "restart": "how often Slurm has queued the job again",
-    "attempt": "KIT_RESTART_COUNT: how often the ranks have been started before",
+    "job_id": "Slurm job id",
+    "restart": "how often Slurm has requeued the job",
+    "attempt": "how often the ranks of the job were started before; KIT_RESTART_COUNT, unless the job has roles",
 }
 # Event name -> its meaning, and its further keys.
 EVENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "start": (
-        "the batch script began; Slurm 23.02 and later tell when the nodes were allocated",
+        "the batch script began; `allocated` is the time of the allocation (from Slurm 23.02 on)",
         ("nodes", "allocated"),
     ),
-    "phase": ("a part of the run began: image, preflight, once, teardown", ("name",)),
+    "phase": ("a phase of the run began: image, preflight, once or teardown", ("name",)),
     "image": (
-        "the nodes have passed the image on to each other; bytes that were read from the image store, and seconds",
+        "the nodes have copied the image from node to node; the keys give the bytes read from the image store and the seconds",
         ("nodes", "store_bytes", "seconds"),
     ),
-    "attempt": ("the ranks are about to start", ("nodes", "master", "spare")),
+    "attempt": ("the ranks are started next", ("nodes", "master", "spare")),
     "role": ("a role was started", ("role", "start")),
-    "ready": ("a role answered its ready check", ("role",)),
+    "ready": ("a role passed its ready check", ("role",)),
     "restart": ("a role ended and was started again", ("role", "exit_code")),
-    "lost": ("a role ended and is not started again; the others continue", ("role", "exit_code")),
+    "lost": ("a role ended and is not started again; the other roles continue", ("role", "exit_code")),
     "resumed": (
-        "the program continues from a checkpoint; source: memory, neighbour (memory of other nodes), or file",
+        "the program continues from a checkpoint; `source` is memory, neighbour (the memory of other nodes) or file",
         ("step", "source"),
     ),
-    "memory-off": ("the nodes lack the memory for checkpoints in memory, and none are made", ("why",)),
+    "memory-off": ("no checkpoints in memory are made; `why` gives the reason, such as too little memory", ("why",)),
     "stall": (
-        "ranks stand still",
+        "ranks stopped making progress",
         ("number", "rule", "role", "rank", "node", "step", "phase", "idle", "waiting", "count"),
     ),
-    "progress": ("the ranks continue after a stall", ("number", "step")),
-    "signal": ("the batch script got a signal", ("name",)),
+    "progress": ("the ranks make progress again after a stall", ("number", "step")),
+    "signal": ("the batch script received a signal", ("name",)),
     "requeue": ("the job goes back to the queue", ("exit_code",)),
-    "end": ("the batch script ends", ("exit_code",)),
+    "end": ("the batch script ended", ("exit_code",)),
 }

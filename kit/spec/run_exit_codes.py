@@ -11,8 +11,8 @@ class RunExitCode(IntEnum):
     PREFLIGHT = 72, "the preflight failed; no rank was started"
     SETUP_LINE = 73, "a line of `setup` failed"
     NOT_READY = 74, "a role was not ready in time"
-    STALLED = 76, "ranks stood still longer than `watch.patience`"
-    NO_PROGRESS = 77, "`retry.no_progress` starts in a row did no new step"
+    STALLED = 76, "the ranks made no progress for longer than `watch.patience`"
+    NO_PROGRESS = 77, "the ranks were started `retry.no_progress` times in a row without making a new step"
 
     meaning: str
 

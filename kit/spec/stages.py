@@ -22,10 +22,12 @@ AfterStage = Annotated[
 
 
 class Stage(Model):
-    """One stage: any keys of the job, which override those that all stages share, and the stages that it waits for."""
+    """One stage. It may set any key of the job. Its keys override those that all stages share."""
 
     model_config = ConfigDict(extra="allow", frozen=True)
 
     after: tuple[AfterStage, ...] = Field(
-        default=(), description="Stages to wait for: NAME or NAME:ok, NAME:any, NAME:notok."
+        default=(),
+        description="Stages to wait for. NAME or NAME:ok: until it has ended with 0. NAME:any: until it has ended. "
+        "NAME:notok: until it has failed.",
     )

@@ -58,17 +58,27 @@ def further(option: str) -> str:
 class Step(Model):
     """srun's options for the steps that start ranks. A cluster can set them for all its jobs in [defaults.step]."""
 
-    mpi: SbatchWord = Field(default="none", description="srun --mpi, such as 'pmix': for programs that start by MPI.")
-    cpu_bind: SbatchWord | None = Field(default=None, description="srun --cpu-bind, such as 'cores'.")
+    mpi: SbatchWord = Field(
+        default="none",
+        description="srun --mpi, such as 'pmix', for programs whose ranks connect by MPI.",
+        examples=["pmix"],
+    )
+    cpu_bind: SbatchWord | None = Field(
+        default=None, description="srun --cpu-bind, such as 'cores'.", examples=["cores"]
+    )
     gpu_bind: SbatchWord | None = Field(
         default=None,
-        description="srun --gpu-bind, such as 'none' or 'closest'; default: every rank sees its node's GPUs.",
+        description="srun --gpu-bind, such as 'none' or 'closest'. Default: every rank sees all GPUs of the job on its "
+        "node.",
+        examples=["closest"],
     )
     gpus_per_task: int | None = Field(
-        default=None, ge=1, description="srun --gpus-per-task: each task sees these GPUs alone."
+        default=None, ge=1, description="srun --gpus-per-task: each task sees only this many GPUs."
     )
     mem_per_gpu: Memory | None = Field(default=None, description="srun --mem-per-gpu.")
-    label: bool = Field(default=False, description="srun --label: each line of a task's output begins with its number.")
+    label: bool = Field(
+        default=False, description="srun --label: each line of a task's output begins with the number of the task."
+    )
     extra: tuple[Annotated[str, AfterValidator(further)], ...] = Field(
         default=(), description="Further srun options, each as one string, such as '--hint=nomultithread'."
     )
@@ -91,16 +101,17 @@ class Torchrun(Model):
     max_restarts: int = Field(
         default=0,
         ge=0,
-        description="How often torchrun itself restarts the ranks, after any end; [retry] knows which ends are worth a restart.",
+        description="Maximum number of restarts of the ranks by torchrun itself, after any exit code other than 0. [retry] "
+        "restarts them only after failures that a restart can help.",
     )
     local_ranks_filter: tuple[int, ...] = Field(
-        default=(), description="Ranks of a node whose output is shown in the task's log; default: all."
+        default=(), description="Local ranks whose output torchrun shows in the task's log; default: all."
     )
     tee: SbatchWord | None = Field(
-        default=None, description="torchrun --tee, such as '3': show output and write it to files."
+        default=None, description="torchrun --tee, such as '3': show output and write it to files.", examples=["3"]
     )
     log_dir: Text | None = Field(
-        default=None, description="torchrun --log-dir, as the ranks see it; default: the kit's own rank logs."
+        default=None, description="torchrun --log-dir, as a path that the ranks see; default: the kit's own rank logs."
     )
 
     def options(self) -> list[str]:
@@ -113,7 +124,11 @@ class Torchrun(Model):
 
 
 class Once(Model):
-    """Lines that run once per job, before any rank, on the first node. If one fails, the job ends with its code."""
+    """Shell lines that run once per job, on the first node, before any rank. If a line fails, the job ends with the exit code of
+    that line.
+    """
 
     lines: tuple[Text, ...] = Field(default=(), description="Shell lines, such as 'python prepare.py'.")
-    container: bool = Field(default=True, description="In the job's container; false: on the node itself.")
+    container: bool = Field(
+        default=True, description="true: the lines run in the job's container. false: they run on the node itself."
+    )

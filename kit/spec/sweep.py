@@ -63,14 +63,16 @@ Assigned = Annotated[dict[Key, Value], BeforeValidator(_flat)]
 
 
 class Distribution(Model):
-    """The source of a random key's values: exactly one of the three."""
+    """The distribution of a key's values: exactly one of uniform, log_uniform and choice."""
 
-    uniform: tuple[float, float] | None = Field(default=None, description="Between two numbers.")
-    log_uniform: tuple[float, float] | None = Field(
-        default=None, description="Between two positive numbers, evenly in the logarithm."
+    uniform: tuple[float, float] | None = Field(
+        default=None, description="Values between two numbers, all equally likely."
     )
-    choice: Values | None = Field(default=None, description="One of these.")
-    integer: bool = Field(default=False, description="Round to a whole number.")
+    log_uniform: tuple[float, float] | None = Field(
+        default=None, description="Values between two positive numbers, with an evenly distributed logarithm."
+    )
+    choice: Values | None = Field(default=None, description="One of these values.")
+    integer: bool = Field(default=False, description="Round the value to a whole number.")
 
     @model_validator(mode="after")
     def _one_and_in_order(self) -> Distribution:
@@ -106,7 +108,7 @@ class Distribution(Model):
 class Random(Model):
     """Randomly drawn points. The same seed draws the same points; a key's draws do not depend on the other keys."""
 
-    count: int = Field(ge=1, le=100_000, description="How many draws.")
+    count: int = Field(ge=1, le=100_000, description="Number of draws.")
     seed: int = Field(default=0, ge=0, description="Seed of the draws.")
     keys: Annotated[dict[Key, Distribution], BeforeValidator(_flat)] = Field(
         min_length=1, description="Key -> distribution of its values."
@@ -114,31 +116,39 @@ class Random(Model):
 
 
 class Halving(Model):
-    """Stops points that are bad early: asynchronous successive halving (Li et al., MLSys 2020), the basis of Hyperband.
+    """Early stop of bad points: asynchronous successive halving (Li et al., MLSys 2020), the basis of Hyperband.
 
     After `first` steps, and after each `factor` times as many, a point continues if its metric is among the best 1/`factor` of the
     points that have come as far.
     """
 
-    first: int = Field(ge=1, description="Steps before a point is judged for the first time.")
-    factor: int = Field(default=3, ge=2, le=10, description="At each rung, one of this many points continues.")
+    first: int = Field(ge=1, description="Steps until a point is judged for the first time.")
+    factor: int = Field(
+        default=3,
+        ge=2,
+        le=10,
+        description="At each judgement, a point continues if it is among the best 1/factor of the points. The next "
+        "judgement comes after factor times as many steps.",
+    )
 
 
 class Search(Model):
     """Points whose values are chosen when they start, from the results of earlier points."""
 
-    count: int = Field(ge=1, le=10_000, description="How many points.")
+    count: int = Field(ge=1, le=10_000, description="Number of points.")
     seed: int = Field(default=0, ge=0, description="Seed of the draws.")
     startup: int = Field(
-        default=10, ge=1, description="Number of first points. They are spread evenly, without using results."
+        default=10,
+        ge=1,
+        description="Number of points at the start that are spread evenly, without the use of results.",
     )
     keys: Annotated[dict[Key, Distribution], BeforeValidator(_flat)] = Field(
         min_length=1, description="Key -> distribution of its values."
     )
     objectives: dict[Annotated[str, METRIC], Literal["min", "max"]] = Field(
-        default={}, description="Several metrics with their goals, instead of the sweep's `metric`."
+        default={}, description="Several metrics, each with its goal, instead of the sweep's `metric`."
     )
-    stop: Halving | None = Field(default=None, description="Whether bad points are stopped early.")
+    stop: Halving | None = Field(default=None, description="Early stop of bad points; default: none.")
 
     @model_validator(mode="after")
     def _known_in_time(self) -> Search:
@@ -165,23 +175,38 @@ class Search(Model):
 
 
 class Sweep(Model):
-    """The points of a job: the product of `grid`, `zip`, `points` and `random`, except those that `when` refuses; or a `search`."""
+    """The points of a job. They are the product of `grid`, `zip`, `points` and `random`, without those that do not meet `when`.
+    Or a `search` chooses them.
+    """
 
-    grid: Lists = Field(default={}, description="Every combination of these keys' values.")
-    zip: Lists = Field(default={}, description="These keys' values side by side; all lists have one length.")
-    points: dict[Name, Assigned] = Field(default={}, description="Named settings of several keys.")
-    random: Random | None = Field(default=None, description="Random draws.")
-    search: Search | None = Field(default=None, description="Points that learn from those before them.")
-    set: Assigned = Field(default={}, description="Keys that every point gets; mostly expressions of the others.")
+    grid: Lists = Field(default={}, description="Keys with lists of values. Every combination is a point.")
+    zip: Lists = Field(
+        default={},
+        description="Keys with lists of the same length, side by side: the n-th values of all lists together are a point.",
+    )
+    points: dict[Name, Assigned] = Field(default={}, description="Points by name, each with values for several keys.")
+    random: Random | None = Field(default=None, description="Points with randomly drawn values.")
+    search: Search | None = Field(
+        default=None, description="Points whose values are chosen from the results of earlier points."
+    )
+    set: Assigned = Field(
+        default={}, description="Keys that every point gets. Their values are usually expressions of other keys."
+    )
     when: tuple[str, ...] = Field(
         default=(), description="Conditions that a point must meet, such as 'lr < 0.1 or optimizer == \"sgd\"'."
     )
-    parallel: int | None = Field(default=None, ge=1, description="How many points of one array run at once, at most.")
-    max_nodes: int | None = Field(
-        default=None, ge=1, description="How many nodes the points of one array use at once, at most."
+    parallel: int | None = Field(
+        default=None, ge=1, description="Maximum number of points of one array that run at the same time."
     )
-    metric: Annotated[str, METRIC] | None = Field(default=None, description="What `kit results` sorts by.")
-    goal: Literal["min", "max"] = Field(default="min", description="Whether a small or a large metric is better.")
+    max_nodes: int | None = Field(
+        default=None, ge=1, description="Maximum number of nodes that the points of one array use at the same time."
+    )
+    metric: Annotated[str, METRIC] | None = Field(
+        default=None, description="The metric by which `kit results` sorts, and which a search improves."
+    )
+    goal: Literal["min", "max"] = Field(
+        default="min", description="min: a small metric is better. max: a large one is better."
+    )
 
     @field_validator("zip")
     @classmethod
