@@ -237,7 +237,7 @@ def test_declarations_that_came_before_typer_are_read_by_it(tmp_path: Path) -> N
     argv = [sys.executable, "-c", code]
     done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path, env=env)
     assert done.returncode == 0, done.stderr
-    assert "Run folder, id, start of an id" in done.stdout
+    assert "Run folder, run id, the first characters of a run id" in done.stdout
     assert "--runs" in done.stdout
 
 
