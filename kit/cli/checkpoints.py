@@ -66,7 +66,10 @@ RopeBase = Annotated[
 
 # Options for training and keeping checkpoints.
 Precision = Annotated[Literal["fp32", "bf16"], typer.Option("--precision", help="Precision of the stored weights.")]
-Optimizer = Annotated[Literal["adam", "sgd", "none"], typer.Option("--optimizer")]
+Optimizer = Annotated[
+    Literal["adam", "sgd", "none"],
+    typer.Option("--optimizer", help="Optimizer whose state is saved with the weights. none: weights alone."),
+]
 DistributedOptimizer = Annotated[
     bool, typer.Option("--distributed-optimizer", help="The training uses Megatron's distributed optimizer.")
 ]

@@ -51,6 +51,17 @@ After = Annotated[
         autocompletion=completion_candidates.runs_and_sweeps,
     ),
 ]
+AfterPoints = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--after",
+        metavar="RUN[:ok|any|notok|corr]",
+        help="Start after another run, chain or sweep has ended. ok, the default: only if it succeeded. notok: only if it failed. "
+        "any: in either case. corr, for a sweep: each point starts after the point with the same number has succeeded. Repeatable, "
+        "except with corr.",
+        autocompletion=completion_candidates.runs_and_sweeps,
+    ),
+]
 Containers = Annotated[
     bool,
     typer.Option(

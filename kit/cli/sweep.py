@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from kit.cli import completion_candidates
-from kit.cli.job_options import After, ClusterName, Containers, JobFile, Overrides
+from kit.cli.job_options import AfterPoints, ClusterName, Containers, JobFile, Overrides
 from kit.cli.submit_messages import show_warnings
 from kit.cli.typer_later import typer
 
@@ -32,7 +32,7 @@ def sweep(
     containers: Containers = True,
     set_: Overrides = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the points without submitting them.")] = False,
-    after: After = None,
+    after: AfterPoints = None,
     retry: Annotated[
         bool,
         typer.Option(

@@ -25,6 +25,9 @@ OF_THE_RUN: Mapping[str, str] = {
     "KIT_NNODES": "number of nodes of the role",
     "KIT_RANKS_PER_NODE": "number of ranks on each node of the role",
     "KIT_ROLE": "name of the rank's role; not set in a job without roles",
+    "KIT_ROLE_NAME_ADDR": "address of the first node of the role NAME; in NAME and PORT, letters are upper case and `-` is `_`",
+    "KIT_ROLE_NAME_NODES": "addresses of all nodes of the role NAME",
+    "KIT_ROLE_NAME_PORT_PORT": "number of the port PORT of the role NAME",
     "KIT_ROLES_FILE": "path of a JSON file with the nodes and addresses of all roles; set only in a job with roles",
     "KIT_CHECKPOINT_EVERY": "`checkpoint.every`, if the job sets it",
     "KIT_CHECKPOINT_KEEP": "`checkpoint.keep`, if the job sets it",
@@ -46,5 +49,6 @@ OF_LIBRARIES: Mapping[str, str] = {
     "CUDA_CACHE_PATH": "cache folder on the node's own disk, one for each image",
     "HF_HOME": "cache folder on the node's own disk, shared by all images",
     "XDG_CACHE_HOME": "cache folder on the node's own disk, shared by all images",
+    "MPLCONFIGDIR": "cache folder on the node's own disk, shared by all images",
     "CUDA_VISIBLE_DEVICES": "the GPUs that Slurm gives the job on the node; in a job with roles: only the GPUs of the role",
 }
