@@ -485,6 +485,16 @@ def test_a_preempted_job_whose_ranks_end_with_0(preempting_lab: Lab, runtime_of:
 # ---- nodes ----
 
 
+def wait_message_timeout(lab: Lab) -> None:
+    """Before a lost node is back: Slurm then ends at once what still runs there.
+
+    slurmctld leaves steps alone whose job ended less than MessageTimeout ago (job_mgr.c, validate_jobs_on_node), and looks again
+    only when the node registers again, which took 80 s.
+    """
+    (seconds,) = re.findall(r"(?m)^MessageTimeout += ([0-9]+) sec", lab.slurm("scontrol", "show", "config"))
+    time.sleep(int(seconds) + 1)
+
+
 @pytest.mark.parametrize("cell", cells(("srun", "bubblewrap")))
 def test_node_daemon_killed(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell) -> None:
     """The node's ranks run on, and nobody can end them, until its daemon is back."""
@@ -501,6 +511,7 @@ def test_node_daemon_killed(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell) -
         assert lab.status(run)["reason"] == "NodeDown"
         assert (why(lab, run)["rule"], why(lab, run)["verdict"]) == ("node-lost", "bad node")
     finally:
+        wait_message_timeout(lab)
         lab.restart_slurmd(node)
     assert lab.settled(run) == []
 
@@ -552,6 +563,7 @@ def test_nodes_lost_one_after_the_other(spare_lab: Lab, runtime_of: RuntimeOf) -
         try:
             lab.wait(lambda: lab.job(run)["JobState"] not in {"RUNNING", "COMPLETING"}, run)
         finally:
+            wait_message_timeout(lab)
             lab.restart_slurmd(node)
     job = lab.wait_end(run)
     assert (job["JobState"], job["Restarts"]) == ("NODE_FAIL", "1"), read(run, "batch")
@@ -580,6 +592,7 @@ def test_network_of_a_node_cut(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell
         cancel(lab, run)
         lab.wait_end(run)
     finally:
+        wait_message_timeout(lab)
         lab.inside(node, "ip", "link", "set", "eth0", "up")
         lab.wait_nodes()
     assert lab.settled(run, seconds=60) == []
