@@ -1,4 +1,4 @@
-"""The head of a batch script: the options for sbatch and salloc, and comments for people; writes it, and reads it again."""
+"""Writes and reads the head of a batch script: the options for sbatch and salloc, and comments for people."""
 
 from __future__ import annotations
 
