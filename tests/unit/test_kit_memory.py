@@ -319,7 +319,7 @@ def test_bytes_that_changed_on_their_way_are_no_step(serving: Serving) -> None:
     with serving.transfer.Channel(connection, b"token", serves=False) as channel:
         channel.tell(do="store", part="rank-0", step=10, size=len(payload))
         channel.hear()
-        connection.sendall(bytes(payload[:-1]) + b"x")
+        connection.sendall(bytes(payload[:-1]) + bytes([payload[-1] ^ 1]))
         channel.tell(sha256=module("kit_memory_files").sha256(payload).hex())
         with pytest.raises(OSError, match=r"ended|reset"):
             channel.hear()
