@@ -42,9 +42,7 @@ main() {
     fi
     # The collector is this task's own process. Once that has ended, Slurm kills the rest of the task, and the collector still has
     # to look once more and to remove a folder.
-    if rank_progress::begin; then
-        rank_progress::loop "${progress}"
-    else
+    if ! rank_progress::loop "${progress}"; then
         log::info "no folder for the ranks' reports: ${rank_progress_folder} is somebody else's"
         ((${#monitor_tools[@]} == 0)) || wait "${monitor_tools[-1]}"
     fi

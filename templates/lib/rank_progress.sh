@@ -41,14 +41,24 @@ rank_progress::end() {
     [[ -z "${rank_progress_folder}" ]] || rm -rf -- "${rank_progress_folder}"
 }
 
-# rank_progress::loop FILE: looks until it is told to end, and then once more.
+# Looks once more and removes the folder. Only at the reports, so that the end of a job does not wait for a look at all processes.
+rank_progress::finish() {
+    [[ -O "${rank_progress_folder}" && ! -L "${rank_progress_folder}" ]] || return 0
+    looked=EPOCHSECONDS wrote=0
+    rank_progress::look
+    rank_progress::spent
+    rank_progress::end
+}
+
+# rank_progress::loop FILE: makes the folder, and looks until it is told to end. Returns 1 where the folder is somebody else's.
 rank_progress::loop() {
     local -r file="$1"
     local line last=""
     local -i wrote=0 spent=0 changed=0 looked=EPOCHSECONDS moved=0
     local signs=""
-    # The last look reads only the reports, so that the end of a job does not wait for a look at all processes.
-    trap 'looked=EPOCHSECONDS; wrote=0; rank_progress::look; rank_progress::spent; rank_progress::end; exit 0' TERM HUP INT
+    # Before the folder is there: whenever the signal comes, none is left.
+    trap 'rank_progress::finish; exit 0' TERM HUP INT
+    rank_progress::begin || return 1
     while true; do
         rank_progress::look
         if ((EPOCHSECONDS - spent >= rank_progress_spent_every)); then

@@ -90,6 +90,23 @@ def test_a_deaf_nvidia_smi_ends_with_the_task(tmp_path: Path, job: str) -> None:
                 os.killpg(process.pid, signal.SIGKILL)
 
 
+def test_a_signal_before_the_first_look_leaves_no_reports(tmp_path: Path, job: str) -> None:
+    """The job may end while the folder is being made: here the lock's program sends the signal."""
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "flock").write_text(f"#!/bin/bash\nprintf '%s' '{REPORT}' >{reports(job)}/@0\nkill -TERM $PPID\n")
+    (programs / "flock").chmod(0o755)
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "SLURM_JOB_ID": job, "SLURMD_NODENAME": "n1"}
+    argv = [str(BIN / "gpu-monitor.sh"), str(tmp_path), "pucmt", "DT", "5"]
+    try:
+        assert subprocess.run(argv, env=env, timeout=60, start_new_session=True, check=False).returncode == 0
+        assert not reports(job).exists()
+        (spent,) = tmp_path.glob("*.spent")
+        assert len(spent.read_text().splitlines()) == 1
+    finally:
+        shutil.rmtree(reports(job), ignore_errors=True)
+
+
 def test_what_a_killed_collector_left_goes_with_the_next_one(tmp_path: Path, job: str) -> None:
     """Where nobody holds its lock: another job of the same user may be at work."""
     dead, busy, young = (reports(f"{job}{number}") for number in range(3))
