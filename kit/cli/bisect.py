@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kit.cli import completion_candidates
+from kit.cli.json_options import Json
 from kit.cli.runs import RunsDir, folders
 from kit.safe_text import clean
 
@@ -31,58 +32,67 @@ class Over(StrEnum):
     NODES = "nodes"
 
 
+Good = Annotated[
+    str, typer.Argument(metavar="GOOD", help=_HELP, show_default=False, autocompletion=completion_candidates.runs)
+]
+Bad = Annotated[
+    str, typer.Argument(metavar="BAD", help=_HELP, show_default=False, autocompletion=completion_candidates.runs)
+]
+Metric = Annotated[
+    str | None,
+    typer.Option("--metric", "-m", help="Judge each run by its last value of this metric.", show_default=False),
+]
+WorseThan = Annotated[
+    float | None,
+    typer.Option(
+        "--worse-than",
+        metavar="X",
+        help="With --metric: a run is bad if its value is worse than this limit.",
+        show_default="halfway between the values of GOOD and BAD",
+    ),
+]
+ExitCode = Annotated[bool, typer.Option("--exit-code", help="A run is bad if its exit code is not 0.")]
+Check = Annotated[
+    Path | None,
+    typer.Option(
+        "--check",
+        metavar="PROGRAM",
+        help="Judge each run by the exit code of PROGRAM RUN_FOLDER. 0: good. 125: cannot tell. "
+        "Any other code from 1 to 127: bad.",
+        show_default=False,
+    ),
+]
+OverOption = Annotated[
+    list[Over] | None,
+    typer.Option("--over", help="Search only changes of this kind; repeatable.", show_default="all kinds that differ"),
+]
+Points = Annotated[
+    int,
+    typer.Option(
+        "--points",
+        metavar="N",
+        min=1,
+        max=64,
+        help="Number of runs that a round submits at once, not counting repetitions of GOOD and BAD.",
+    ),
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show the changes and the number of rounds. Nothing is submitted.")
+]
+
+
 def bisect(
-    good: Annotated[
-        str, typer.Argument(metavar="GOOD", help=_HELP, show_default=False, autocompletion=completion_candidates.runs)
-    ],
-    bad: Annotated[
-        str, typer.Argument(metavar="BAD", help=_HELP, show_default=False, autocompletion=completion_candidates.runs)
-    ],
-    metric: Annotated[
-        str | None,
-        typer.Option("--metric", "-m", help="Judge each run by its last value of this metric.", show_default=False),
-    ] = None,
-    worse_than: Annotated[
-        float | None,
-        typer.Option(
-            "--worse-than",
-            metavar="X",
-            help="With --metric: a run is bad if its value is worse than this limit.",
-            show_default="halfway between the values of GOOD and BAD",
-        ),
-    ] = None,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="A run is bad if its exit code is not 0.")] = False,
-    check: Annotated[
-        Path | None,
-        typer.Option(
-            "--check",
-            metavar="PROGRAM",
-            help="Judge each run by the exit code of PROGRAM RUN_FOLDER. 0: good. 125: cannot tell. "
-            "Any other code from 1 to 127: bad.",
-            show_default=False,
-        ),
-    ] = None,
-    over: Annotated[
-        list[Over] | None,
-        typer.Option(
-            "--over", help="Search only changes of this kind; repeatable.", show_default="all kinds that differ"
-        ),
-    ] = None,
-    points: Annotated[
-        int,
-        typer.Option(
-            "--points",
-            metavar="N",
-            min=1,
-            max=64,
-            help="Number of runs that a round submits at once, not counting repetitions of GOOD and BAD.",
-        ),
-    ] = 1,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the changes and the number of rounds. Nothing is submitted.")
-    ] = False,
+    good: Good,
+    bad: Bad,
+    metric: Metric = None,
+    worse_than: WorseThan = None,
+    exit_code: ExitCode = False,
+    check: Check = None,
+    over: OverOption = None,
+    points: Points = 1,
+    dry_run: DryRun = False,
     runs_dir: RunsDir = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Find the change that made a run bad. kit submits runs with some of the changes. A second call continues the search."""
     ends = (_ended(_here(good, runs_dir)), _ended(_here(bad, runs_dir)))

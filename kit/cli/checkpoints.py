@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from kit.cli.json_options import Json
 from kit.cli.model_options import with_shape
 
 if TYPE_CHECKING:
     from kit.model_size import Shape
 
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Source = Annotated[
     Path,
     typer.Argument(metavar="SRC", help="A checkpoint, a folder of checkpoints, or a run folder.", show_default=False),
@@ -102,7 +102,7 @@ def convert_checkpoint(
     """Convert a sharded checkpoint of PyTorch or Megatron to one PyTorch file or to a Hugging Face folder."""
     from kit import data_folders
     from kit.checkpoints import convert
-    from kit.cli.images import store_of
+    from kit.cli.image_options import store_of
     from kit.images.progress import Terminal
 
     given = {"--heads": heads, "--context": context, "--norm-eps": norm_eps, "--rope-base": rope_base}

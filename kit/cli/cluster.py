@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kit import untrusted_files
+from kit.cli.json_options import Json
 
 if TYPE_CHECKING:
     from kit.slurm.embedded import ClusterStatus, EmbeddedCluster
@@ -50,55 +51,63 @@ def login(
         raise typer.Exit(code)
 
 
+Nodes = Annotated[int, typer.Option(min=1, max=1000, help="Number of virtual nodes.")]
+GpusPerNode = Annotated[
+    int | None,
+    typer.Option(
+        min=0,
+        max=64,
+        help="Number of GPUs of each node.",
+        show_default="the machine's GPUs divided among the nodes, or 4 placeholders if it has none",
+    ),
+]
+CpusPerNode = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        max=1024,
+        help="Number of CPUs that each node reports to Slurm.",
+        show_default="the number of the machine, but at least 8",
+    ),
+]
+PlaceholderGpus = Annotated[
+    bool,
+    typer.Option(
+        "--placeholder-gpus",
+        help="Offer placeholder GPUs, which are only names, even if the machine has real GPUs.",
+    ),
+]
+Pyxis = Annotated[
+    str,
+    typer.Option(help="Path of the Pyxis plugin. `auto` looks for the plugin. `none` starts the cluster without it."),
+]
+Conf = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="KEY=VALUE", help="A line for slurm.conf, such as Prolog=/path; repeatable.", show_default=False
+    ),
+]
+Accounting = Annotated[
+    bool,
+    typer.Option("--accounting", help="Run slurmdbd with a MariaDB, one account, and two QOS that have limits."),
+]
+Cgroups = Annotated[
+    bool, typer.Option("--cgroups", help="Slurm tracks a job's processes with cgroups (v2). This needs root.")
+]
+
+
 @app.command()
 def up(
     *,
     name: Name = "local",
-    nodes: Annotated[int, typer.Option(min=1, max=1000, help="Number of virtual nodes.")] = 2,
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option(
-            min=0,
-            max=64,
-            help="Number of GPUs of each node.",
-            show_default="the machine's GPUs divided among the nodes, or 4 placeholders if it has none",
-        ),
-    ] = None,
-    cpus_per_node: Annotated[
-        int | None,
-        typer.Option(
-            min=1,
-            max=1024,
-            help="Number of CPUs that each node reports to Slurm.",
-            show_default="the number of the machine, but at least 8",
-        ),
-    ] = None,
-    placeholder_gpus: Annotated[
-        bool,
-        typer.Option(
-            "--placeholder-gpus",
-            help="Offer placeholder GPUs, which are only names, even if the machine has real GPUs.",
-        ),
-    ] = False,
-    pyxis: Annotated[
-        str,
-        typer.Option(
-            help="Path of the Pyxis plugin. `auto` looks for the plugin. `none` starts the cluster without it."
-        ),
-    ] = "auto",
-    conf: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="KEY=VALUE", help="A line for slurm.conf, such as Prolog=/path; repeatable.", show_default=False
-        ),
-    ] = None,
-    accounting: Annotated[
-        bool,
-        typer.Option("--accounting", help="Run slurmdbd with a MariaDB, one account, and two QOS that have limits."),
-    ] = False,
-    cgroups: Annotated[
-        bool, typer.Option("--cgroups", help="Slurm tracks a job's processes with cgroups (v2). This needs root.")
-    ] = False,
+    nodes: Nodes = 2,
+    gpus_per_node: GpusPerNode = None,
+    cpus_per_node: CpusPerNode = None,
+    placeholder_gpus: PlaceholderGpus = False,
+    pyxis: Pyxis = "auto",
+    conf: Conf = None,
+    accounting: Accounting = False,
+    cgroups: Cgroups = False,
     folder: Folder = None,
 ) -> None:
     """Start a cluster and wait until its nodes are idle. Then print the line that makes Slurm's commands use the cluster."""
@@ -124,7 +133,7 @@ def status(
     *,
     name: Name = "local",
     folder: Folder = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show a cluster's nodes. The exit code is 6 if the cluster is not up."""
     from kit.errors import SlurmError

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+from kit.cli.json_options import ManifestJson
 from kit.cli.runs import ThisRun
 from kit.cli.typer_later import typer
 
@@ -60,7 +61,7 @@ def import_(
             show_default="the folder of the run's cluster, or of the default cluster if the run's is not known here",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    as_json: ManifestJson = False,
 ) -> None:
     """Unpack a run that 'kit export' packed. kit status, logs and rerun then work on it. Each file's digest is checked."""
     from kit import config, data_folders

@@ -9,52 +9,61 @@ import typer
 
 from kit.cli.job_options import ClusterName, Containers, Overrides
 
+ConfigFile = Annotated[Path, typer.Option("--config-file", help="TorchTitan's configuration file.")]
+Qos = Annotated[str | None, typer.Option("--qos", help="The row of the cluster's QOS table to use.")]
+Nodes = Annotated[int, typer.Option("--nodes", help="Number of nodes of the job.")]
+GpusPerNode = Annotated[
+    int | None,
+    typer.Option("--gpus-per-node", help="Number of GPUs on each node.", show_default="all GPUs of a node"),
+]
+Time = Annotated[str | None, typer.Option("--time", help="Time limit.", show_default="the limit in the QOS row")]
+UseDdp = Annotated[bool, typer.Option("--use-ddp", help="Train with DDP over all nodes, without replica groups.")]
+ReplicasPerNode = Annotated[
+    int, typer.Option("--num-ft-replicas-per-node", help="Number of torchft replica groups on each node.")
+]
+NodesPerReplica = Annotated[
+    int, typer.Option("--nodes-per-replica", help="Number of nodes that one replica group spans.")
+]
+ExtraArgs = Annotated[str, typer.Option("--extra-args", help="Further arguments for TorchTitan, quoted as in a shell.")]
+OutputFile = Annotated[
+    Path | None, typer.Option("--output-file", help="Path of the sbatch file to write.", show_default="stdout")
+]
+JobName = Annotated[
+    str | None,
+    typer.Option("--job-name", help="Slurm's job name.", show_default="from the name of the configuration file"),
+]
+MailUser = Annotated[
+    str | None, typer.Option("--mail-user", help="The recipient of Slurm's mail when the job ends or fails.")
+]
+Output = Annotated[
+    str | None,
+    typer.Option(
+        "--output",
+        help="Log file of the job. It may contain Slurm's patterns, such as %j.",
+        show_default="slurm-%j.out",
+    ),
+]
+Error = Annotated[
+    str | None,
+    typer.Option("--error", help="Log file for stderr, in the same form.", show_default="the file of --output"),
+]
+
 
 def generate(
-    config_file: Annotated[Path, typer.Option("--config-file", help="TorchTitan's configuration file.")],
-    qos: Annotated[str | None, typer.Option("--qos", help="The row of the cluster's QOS table to use.")] = None,
-    nodes: Annotated[int, typer.Option("--nodes", help="Number of nodes of the job.")] = 1,
-    gpus_per_node: Annotated[
-        int | None,
-        typer.Option("--gpus-per-node", help="Number of GPUs on each node.", show_default="all GPUs of a node"),
-    ] = None,
-    time: Annotated[
-        str | None, typer.Option("--time", help="Time limit.", show_default="the limit in the QOS row")
-    ] = None,
-    use_ddp: Annotated[
-        bool, typer.Option("--use-ddp", help="Train with DDP over all nodes, without replica groups.")
-    ] = False,
-    replicas_per_node: Annotated[
-        int, typer.Option("--num-ft-replicas-per-node", help="Number of torchft replica groups on each node.")
-    ] = 1,
-    nodes_per_replica: Annotated[
-        int, typer.Option("--nodes-per-replica", help="Number of nodes that one replica group spans.")
-    ] = 1,
-    extra_args: Annotated[
-        str, typer.Option("--extra-args", help="Further arguments for TorchTitan, quoted as in a shell.")
-    ] = "",
-    output_file: Annotated[
-        Path | None, typer.Option("--output-file", help="Path of the sbatch file to write.", show_default="stdout")
-    ] = None,
-    job_name: Annotated[
-        str | None,
-        typer.Option("--job-name", help="Slurm's job name.", show_default="from the name of the configuration file"),
-    ] = None,
-    mail_user: Annotated[
-        str | None, typer.Option("--mail-user", help="The recipient of Slurm's mail when the job ends or fails.")
-    ] = None,
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output",
-            help="Log file of the job. It may contain Slurm's patterns, such as %j.",
-            show_default="slurm-%j.out",
-        ),
-    ] = None,
-    error: Annotated[
-        str | None,
-        typer.Option("--error", help="Log file for stderr, in the same form.", show_default="the file of --output"),
-    ] = None,
+    config_file: ConfigFile,
+    qos: Qos = None,
+    nodes: Nodes = 1,
+    gpus_per_node: GpusPerNode = None,
+    time: Time = None,
+    use_ddp: UseDdp = False,
+    replicas_per_node: ReplicasPerNode = 1,
+    nodes_per_replica: NodesPerReplica = 1,
+    extra_args: ExtraArgs = "",
+    output_file: OutputFile = None,
+    job_name: JobName = None,
+    mail_user: MailUser = None,
+    output: Output = None,
+    error: Error = None,
     cluster: ClusterName = None,
     containers: Containers = True,
     set_: Overrides = None,

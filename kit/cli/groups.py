@@ -38,8 +38,8 @@ GROUPS = {
         "prune-snapshots": "snapshots.prune_snapshots",
     },
     "Images": {
-        "build-image": "images.build_image",
-        "import-image": "images.import_image",
+        "build-image": "build_import.build_image",
+        "import-image": "build_import.import_image",
         "images": "images.images",
         "verify-image": "images.verify_image",
         "sign-image": "images.sign_image",

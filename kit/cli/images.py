@@ -1,10 +1,9 @@
-"""`kit build-image` and related commands: images, their locks and the store."""
+"""kit images and the commands that check, compare, sign and remove images."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -12,43 +11,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit.cli import completion_candidates, image_outcome
+from kit.cli import completion_candidates
+from kit.cli.image_options import Name, OfCluster, Store, cluster_of, store_of
+from kit.cli.json_options import Json
 
 if TYPE_CHECKING:
     from kit.images.store_contents import Row
     from kit.runs.status import Status
-    from kit.spec.cluster import Cluster
-
-Name = Annotated[
-    str,
-    typer.Argument(
-        help="Name of the image: a folder in containers/.",
-        show_default=False,
-        autocompletion=completion_candidates.images,
-    ),
-]
-Store = Annotated[
-    Path | None,
-    typer.Option("--store", help="Folder of the image store.", show_default="the cluster's store"),
-]
-OfCluster = Annotated[
-    str | None,
-    typer.Option(
-        "--cluster", "-c", help="Use the image store of this cluster.", autocompletion=completion_candidates.clusters
-    ),
-]
-Json = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-Locked = Annotated[
-    bool, typer.Option("--locked", help="Fail and print the reason if the result is not the image that the lock names.")
-]
-Relock = Annotated[bool, typer.Option("--relock", help="Write a new lock even if the same inputs gave other bytes.")]
-Fresh = Annotated[
-    bool,
-    typer.Option(
-        "--no-cache",
-        help="Build from scratch: fetch the base and the packages again, and run every step of the Dockerfile again.",
-    ),
-]
 
 
 class SbomForm(StrEnum):
@@ -59,76 +28,6 @@ class SbomForm(StrEnum):
 
 
 _DAY_S = 24 * 3600.0
-
-
-def build_image(
-    name: Name,
-    *,
-    store: Store = None,
-    cluster: OfCluster = None,
-    locked: Locked = False,
-    relock: Relock = False,
-    no_cache: Fresh = False,
-    as_json: Json = False,
-) -> None:
-    """Build an image, put it into the image store as a .sqsh file, and write its lock."""
-    from kit import data_folders
-    from kit.images import build
-    from kit.images.progress import Terminal
-
-    order = build.BuildOrder(
-        name=name,
-        project=data_folders.project(),
-        store=store_of(store, cluster),
-        locked=locked,
-        fresh=no_cache,
-        relock=relock,
-    )
-    image_outcome.done(build.build(order, Terminal()), store, cluster, as_json=as_json)
-
-
-def import_image(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="docker://[USER@]REGISTRY#IMAGE[:TAG][@sha256:...], dockerd://IMAGE, podman://IMAGE, an OCI layout or "
-            "archive, the tar file of a docker save (PATH:TAG if it contains several images), a root filesystem (folder or "
-            "tar file), or a .sqsh file.",
-            show_default=False,
-        ),
-    ],
-    *,
-    name: Annotated[str, typer.Option(help="Name of the image in containers/.", show_default="the source's name")] = "",
-    platform: Annotated[
-        str,
-        typer.Option(
-            metavar="linux/ARCH",
-            help="The platform of the image, if the source has images for several platforms.",
-            show_default="this machine's",
-        ),
-    ] = "",
-    store: Store = None,
-    cluster: OfCluster = None,
-    locked: Locked = False,
-    relock: Relock = False,
-    as_json: Json = False,
-) -> None:
-    """Import an existing image, put it into the image store as a .sqsh file, and write its lock."""
-    from kit import data_folders
-    from kit.images import importing
-    from kit.images.progress import Terminal
-
-    _must_be_platform(platform)
-    order = importing.ImportOrder(
-        uri=source,
-        name=name,
-        project=data_folders.project(),
-        store=store_of(store, cluster),
-        locked=locked,
-        relock=relock,
-        platform=platform,
-    )
-    image_outcome.done(importing.run(order, Terminal()), store, cluster, as_json=as_json)
 
 
 def images(
@@ -291,7 +190,7 @@ def _signer(name: str, cluster: str | None) -> str:
     from kit import data_folders
     from kit.images import signature
 
-    signers = _cluster(cluster).store.signers
+    signers = cluster_of(cluster).store.signers
     return signature.require(_lock_file(name, data_folders.project()), signers, what=f"image {name}")
 
 
@@ -353,32 +252,6 @@ def prune_images(
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path} ({size / 1e6:.0f} MB)")
     total = sum(size for _, size in (*gone, *layers)) / 1e6
     typer.echo(f"{total:.0f} MB in {len(gone)} images and {len(layers)} cached layers", err=True)
-
-
-def _must_be_platform(platform: str) -> None:
-    from kit.errors import UsageError
-
-    if platform and not re.fullmatch(r"linux/[a-z0-9]+(/v\d+)?", platform):
-        raise UsageError(f"--platform {platform}: not a platform", hint="linux/amd64, linux/arm64")
-
-
-def store_of(given: Path | None, cluster: str | None = None) -> Path:
-    """The store that the option names, else the store of the named or default cluster, as in `kit submit`."""
-    from kit import data_folders
-    from kit.runs import find_runs
-
-    if given:
-        return given.absolute()
-    rules = _cluster(cluster)
-    # An image for a cluster over ssh is made here first.
-    return data_folders.image_store() if rules.ssh else find_runs.store_of(rules, data_folders.project())
-
-
-def _cluster(name: str | None) -> Cluster:
-    from kit import config, data_folders
-    from kit.spec.cluster import Cluster
-
-    return config.load_model(config.cluster_entry(name, data_folders.project()).path, Cluster)
 
 
 def _runs_by_digest() -> dict[str, list[Status]]:

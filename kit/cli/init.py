@@ -19,49 +19,56 @@ _OWN = "the launcher's example"
 _HEAD = "# `kit render` shows what this becomes, `kit submit --follow` runs it. All keys: `kit schema job`, docs/guides/jobs.md.\n"
 
 
+Folder = Annotated[Path, typer.Argument(help="The folder for the new job.toml.", show_default="the working directory")]
+Script = Annotated[
+    Path | None,
+    typer.Option("--script", help="The path of your program, relative to the folder.", show_default=_OWN),
+]
+LauncherOption = Annotated[
+    str | None,
+    typer.Option(
+        "--launcher",
+        help="The launcher, which starts the ranks: a name in launchers/.",
+        show_default="ddp",
+        autocompletion=completion_candidates.launchers,
+    ),
+]
+Image = Annotated[
+    str | None,
+    typer.Option(
+        "--image",
+        help="The job's image: a name in containers/.",
+        show_default="train-cpu",
+        autocompletion=completion_candidates.images,
+    ),
+]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite an existing job.toml.")]
+Base = Annotated[
+    str | None,
+    typer.Option(
+        "--from",
+        help="Create a new image, based on this one, instead of a job file. --image gives the new image its name.",
+        autocompletion=completion_candidates.images,
+    ),
+]
+Pip = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pip",
+        help="A Python package for the new image; repeatable. Without --from, the new image is based on train-cpu.",
+    ),
+]
+
+
 def init(
-    folder: Annotated[
-        Path, typer.Argument(help="The folder for the new job.toml.", show_default="the working directory")
-    ] = Path(),
-    script: Annotated[
-        Path | None,
-        typer.Option("--script", help="The path of your program, relative to the folder.", show_default=_OWN),
-    ] = None,
-    launcher: Annotated[
-        str | None,
-        typer.Option(
-            "--launcher",
-            help="The launcher, which starts the ranks: a name in launchers/.",
-            show_default="ddp",
-            autocompletion=completion_candidates.launchers,
-        ),
-    ] = None,
-    image: Annotated[
-        str | None,
-        typer.Option(
-            "--image",
-            help="The job's image: a name in containers/.",
-            show_default="train-cpu",
-            autocompletion=completion_candidates.images,
-        ),
-    ] = None,
+    folder: Folder = Path(),
+    script: Script = None,
+    launcher: LauncherOption = None,
+    image: Image = None,
     cluster: ClusterName = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing job.toml.")] = False,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--from",
-            help="Create a new image, based on this one, instead of a job file. --image gives the new image its name.",
-            autocompletion=completion_candidates.images,
-        ),
-    ] = None,
-    pip: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--pip",
-            help="A Python package for the new image; repeatable. Without --from, the new image is based on train-cpu.",
-        ),
-    ] = None,
+    force: Force = False,
+    base: Base = None,
+    pip: Pip = None,
 ) -> None:
     """Write a first job file that runs your program or the launcher's example. On a terminal, kit asks for missing values."""
     from kit import config, data_folders

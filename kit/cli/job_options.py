@@ -41,25 +41,24 @@ Overrides = Annotated[
         autocompletion=completion_candidates.job_keys,
     ),
 ]
-After = Annotated[
-    list[str] | None,
-    typer.Option(
+
+
+def _after(kinds: str, more: str = "Repeatable.") -> Any:
+    return typer.Option(
         "--after",
-        metavar="RUN[:ok|any|notok]",
+        metavar=f"RUN[:{kinds}]",
         help="Start after another run, chain or sweep has ended. ok, the default: only if it succeeded. notok: only if it failed. "
-        "any: in either case. Repeatable.",
+        f"any: in either case. {more}",
         autocompletion=completion_candidates.runs_and_sweeps,
-    ),
-]
+    )
+
+
+After = Annotated[list[str] | None, _after("ok|any|notok")]
 AfterPoints = Annotated[
     list[str] | None,
-    typer.Option(
-        "--after",
-        metavar="RUN[:ok|any|notok|corr]",
-        help="Start after another run, chain or sweep has ended. ok, the default: only if it succeeded. notok: only if it failed. "
-        "any: in either case. corr, for a sweep: each point starts after the point with the same number has succeeded. Repeatable, "
-        "except with corr.",
-        autocompletion=completion_candidates.runs_and_sweeps,
+    _after(
+        "ok|any|notok|corr",
+        "corr, for a sweep: each point starts after the point with the same number has succeeded. Repeatable, except with corr.",
     ),
 ]
 Containers = Annotated[
@@ -73,4 +72,3 @@ Follow = Annotated[
     bool,
     typer.Option("--follow", "-f", help="Print the logs until the run has ended, then exit with the run's exit code."),
 ]
-ManifestJson = Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")]

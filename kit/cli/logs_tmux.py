@@ -15,48 +15,57 @@ from kit.cli.typer_later import typer
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
+Role = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[ROLE]", help="Print only the logs of this role, if the run has roles.", show_default=False
+    ),
+]
+Follow = Annotated[
+    bool, typer.Option("--follow", "-f", help="Print new lines as they are written, until the run ends.")
+]
+Rank = Annotated[
+    list[int] | None, typer.Option("--rank", "-r", min=0, help="Print only the log of this rank; repeatable.")
+]
+Tail = Annotated[
+    int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines of each log.", metavar="N")
+]
+Since = Annotated[
+    str | None,
+    typer.Option(
+        "--since",
+        help="Print only lines since this time, by their time stamps: an age (90s, 10m, 2h, 1d) or a date and time.",
+    ),
+]
+Grep = Annotated[
+    str | None,
+    typer.Option("--grep", "-g", metavar="PATTERN", help="Print only lines that match this regular expression."),
+]
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        help="For a training over two clusters: print only the half on this cluster.",
+        show_default=False,
+    ),
+]
+Raw = Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, without the sources.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, with the keys source and line.")]
+
+
 def logs(
     run: RunName = None,
-    role: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[ROLE]", help="Print only the logs of this role, if the run has roles.", show_default=False
-        ),
-    ] = None,
-    follow: Annotated[
-        bool, typer.Option("--follow", "-f", help="Print new lines as they are written, until the run ends.")
-    ] = False,
-    rank: Annotated[
-        list[int] | None, typer.Option("--rank", "-r", min=0, help="Print only the log of this rank; repeatable.")
-    ] = None,
-    tail: Annotated[
-        int | None, typer.Option("--tail", "-n", min=0, help="Print only the last N lines of each log.", metavar="N")
-    ] = None,
-    since: Annotated[
-        str | None,
-        typer.Option(
-            "--since",
-            help="Print only lines since this time, by their time stamps: an age (90s, 10m, 2h, 1d) or a date and time.",
-        ),
-    ] = None,
-    grep: Annotated[
-        str | None,
-        typer.Option("--grep", "-g", metavar="PATTERN", help="Print only lines that match this regular expression."),
-    ] = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            "-c",
-            help="For a training over two clusters: print only the half on this cluster.",
-            show_default=False,
-        ),
-    ] = None,
-    raw: Annotated[bool, typer.Option("--raw", help="Print the bytes unchanged, without the sources.")] = False,
+    role: Role = None,
+    follow: Follow = False,
+    rank: Rank = None,
+    tail: Tail = None,
+    since: Since = None,
+    grep: Grep = None,
+    cluster: Cluster = None,
+    raw: Raw = False,
     runs_dir: RunsDir = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print one JSON object per line, with the keys source and line.")
-    ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the logs of a run. Each line begins with its source. Control characters are escaped and colours are removed."""
     from kit.cli.wait_and_follow import follow_halves, follow_run, show, widen_pipe

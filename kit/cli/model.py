@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kit.cli.json_options import Json
 from kit.cli.model_options import with_shape
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ def model(
     ] = 512,
     ratio: Annotated[float, typer.Option(min=0.01, help="Number of training tokens for each parameter.")] = 20.0,
     gpu_memory: Annotated[float, typer.Option(min=1, help="Memory of one GPU, in GB.")] = 80.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Compute a decoder-only model's parameters, compute-optimal tokens and steps, need for sharding, and local batch."""
     from kit import model_size

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from kit.cli.job_options import ClusterName
+from kit.cli.json_options import Json
 from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ def nodes(
     ] = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="With --avoid: the reason, as text.")] = "",
     cluster: ClusterName = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """List nodes that new jobs avoid (failed preflight, or --avoid), and nodes that failed far more runs than others."""
     from kit import config, data_folders

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from kit.cli.json_options import Json
+
 Sources = Annotated[
     list[Path],
     typer.Argument(
@@ -68,7 +70,6 @@ Python = Annotated[str, typer.Option("--python", help="With --no-container: a Py
 Store = Annotated[
     Path | None, typer.Option("--store", help="Folder of the image store.", show_default="the cluster's store")
 ]
-Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def prepare_data(
@@ -89,7 +90,7 @@ def prepare_data(
 ) -> None:
     """Tokenize text once for all runs that train on it: kit prepare-data SRC… DST."""
     from kit import data_folders, prepare_data
-    from kit.cli.images import store_of
+    from kit.cli.image_options import store_of
     from kit.errors import UsageError
     from kit.images.progress import Terminal
 

@@ -6,7 +6,8 @@ import sys
 from typing import TYPE_CHECKING, Annotated
 
 from kit.cli import completion_candidates
-from kit.cli.job_options import Follow, ManifestJson, Overrides, Wait
+from kit.cli.job_options import Follow, Overrides, Wait
+from kit.cli.json_options import ManifestJson
 from kit.cli.runs import ThisRun
 from kit.cli.typer_later import typer
 
@@ -14,44 +15,50 @@ if TYPE_CHECKING:
     from kit.runs.prepare_run import Prepared
 
 
+Cluster = Annotated[
+    str | None,
+    typer.Option(
+        "--cluster",
+        "-c",
+        help="Run on this cluster, with the cluster's defaults and the keys that the job file and --set gave the earlier run.",
+        show_default="the cluster of the run",
+        autocompletion=completion_candidates.clusters,
+    ),
+]
+FromStep = Annotated[
+    int | None,
+    typer.Option("--from-step", metavar="N", min=0, help="Start from a copy of the run's checkpoint of step N."),
+]
+Live = Annotated[bool, typer.Option("--live", help="Use the job's folder as it is now, instead of the run's snapshot.")]
+Rotate = Annotated[
+    bool,
+    typer.Option(
+        "--rotate",
+        help="Repeat the run's last steps three times, each time with the ranks on other nodes. "
+        "Name a node that computes wrong numbers.",
+    ),
+]
+Avoid = Annotated[
+    bool, typer.Option("--avoid", help="With --rotate: keep new jobs off the named node for a day, without asking.")
+]
+DryRun = Annotated[
+    bool,
+    typer.Option(
+        "--dry-run",
+        help="Show the files that a submit would write and the command that it would run. Nothing is submitted.",
+    ),
+]
+
+
 def rerun(
     run: ThisRun,
     set_: Overrides = None,
-    cluster: Annotated[
-        str | None,
-        typer.Option(
-            "--cluster",
-            "-c",
-            help="Run on this cluster, with the cluster's defaults and the keys that the job file and --set gave the earlier run.",
-            show_default="the cluster of the run",
-            autocompletion=completion_candidates.clusters,
-        ),
-    ] = None,
-    from_step: Annotated[
-        int | None,
-        typer.Option("--from-step", metavar="N", min=0, help="Start from a copy of the run's checkpoint of step N."),
-    ] = None,
-    live: Annotated[
-        bool, typer.Option("--live", help="Use the job's folder as it is now, instead of the run's snapshot.")
-    ] = False,
-    rotate: Annotated[
-        bool,
-        typer.Option(
-            "--rotate",
-            help="Repeat the run's last steps three times, each time with the ranks on other nodes. "
-            "Name a node that computes wrong numbers.",
-        ),
-    ] = False,
-    avoid: Annotated[
-        bool, typer.Option("--avoid", help="With --rotate: keep new jobs off the named node for a day, without asking.")
-    ] = False,
-    dry_run: Annotated[
-        bool,
-        typer.Option(
-            "--dry-run",
-            help="Show the files that a submit would write and the command that it would run. Nothing is submitted.",
-        ),
-    ] = False,
+    cluster: Cluster = None,
+    from_step: FromStep = None,
+    live: Live = False,
+    rotate: Rotate = False,
+    avoid: Avoid = False,
+    dry_run: DryRun = False,
     wait: Wait = False,
     follow: Follow = False,
     as_json: ManifestJson = False,

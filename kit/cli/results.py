@@ -7,66 +7,75 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from kit.cli import completion_candidates
+from kit.cli.json_options import Json
 from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from kit.sweeps.results import Results
 
 
+Sweep = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="[SWEEP]",
+        help="Sweep folder, sweep id, or the first characters of a sweep id; default: the newest sweep.",
+        autocompletion=completion_candidates.sweeps,
+    ),
+]
+Metric = Annotated[
+    str | None,
+    typer.Option(
+        "--metric",
+        "-m",
+        help="Sort the points by this metric; default: the metric of the sweep.",
+        show_default=False,
+    ),
+]
+Goal = Annotated[
+    Literal["min", "max"] | None,
+    typer.Option(
+        "--goal",
+        help="min: lower values are better. max: higher values are better. Default: the goal of the sweep.",
+    ),
+]
+Reduce = Annotated[
+    Literal["last", "min", "max"],
+    typer.Option(
+        "--value",
+        help="The value of a metric that counts for a run: its last, lowest (min) or highest (max) value.",
+    ),
+]
+Output = Annotated[
+    list[Path] | None,
+    typer.Option("--output", "-o", help="Write the table to this .csv, .json or .parquet file; repeatable."),
+]
+Plot = Annotated[
+    list[Path] | None, typer.Option("--plot", help="Draw a plot into this .png, .svg or .html file; repeatable.")
+]
+X = Annotated[
+    str | None,
+    typer.Option("--x", help="The swept key on the plot's x axis; default: the first swept key with several numbers."),
+]
+RunsDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--runs",
+        help="The folder in which to look for runs; default: the folders of all clusters.",
+        show_default=False,
+    ),
+]
+
+
 def results(
-    sweep: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[SWEEP]",
-            help="Sweep folder, sweep id, or the first characters of a sweep id; default: the newest sweep.",
-            autocompletion=completion_candidates.sweeps,
-        ),
-    ] = None,
-    metric: Annotated[
-        str | None,
-        typer.Option(
-            "--metric",
-            "-m",
-            help="Sort the points by this metric; default: the metric of the sweep.",
-            show_default=False,
-        ),
-    ] = None,
-    goal: Annotated[
-        Literal["min", "max"] | None,
-        typer.Option(
-            "--goal",
-            help="min: lower values are better. max: higher values are better. Default: the goal of the sweep.",
-        ),
-    ] = None,
-    reduce: Annotated[
-        Literal["last", "min", "max"],
-        typer.Option(
-            "--value",
-            help="The value of a metric that counts for a run: its last, lowest (min) or highest (max) value.",
-        ),
-    ] = "last",
-    output: Annotated[
-        list[Path] | None,
-        typer.Option("--output", "-o", help="Write the table to this .csv, .json or .parquet file; repeatable."),
-    ] = None,
-    plot: Annotated[
-        list[Path] | None, typer.Option("--plot", help="Draw a plot into this .png, .svg or .html file; repeatable.")
-    ] = None,
-    x: Annotated[
-        str | None,
-        typer.Option(
-            "--x", help="The swept key on the plot's x axis; default: the first swept key with several numbers."
-        ),
-    ] = None,
-    runs_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--runs",
-            help="The folder in which to look for runs; default: the folders of all clusters.",
-            show_default=False,
-        ),
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    sweep: Sweep = None,
+    metric: Metric = None,
+    goal: Goal = None,
+    reduce: Reduce = "last",
+    output: Output = None,
+    plot: Plot = None,
+    x: X = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
 ) -> None:
     """Show the metrics of a sweep's points in one table, the best point first."""
     from kit.cli.runs import folders

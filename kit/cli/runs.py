@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from kit.cli import completion_candidates
+from kit.cli.json_options import Json, ManifestJson
 from kit.cli.typer_later import typer
 from kit.safe_text import clean
 
@@ -39,10 +40,9 @@ RunsDir = Annotated[
         "--runs", help="The folder in which to look for runs; default: the folders of all clusters.", show_default=False
     ),
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-def runs(runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+def runs(runs_dir: RunsDir = None, as_json: Json = False) -> None:
     """List the runs of this project. The queue of each cluster is read once for all its runs."""
     from kit.cli.print_table import Column, show
     from kit.cli.wait_and_follow import queue
@@ -105,7 +105,7 @@ def _row(one: Status) -> tuple[object, ...]:
     return made.run_id, one.job_id, made.cluster, one.state, one.exit_code, world, f"{submitted:%Y-%m-%d %H:%M}"
 
 
-def status(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+def status(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False) -> None:
     """Show one run: state, nodes, exit code, image, run folder, last reported step, and last quorum of replica groups."""
     from kit.cli.wait_and_follow import queue
     from kit.cli.why import first_line
@@ -187,7 +187,7 @@ def cancel(
         ),
     ] = None,
     runs_dir: RunsDir = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Cancel runs, or all points of sweeps. The ranks are asked to save and end. A second cancel ends them immediately."""
     from kit.cli.wait_and_follow import queue
@@ -205,7 +205,7 @@ def resume(
     wait: Annotated[
         bool, typer.Option("--wait", help="Wait until the run has ended, then exit with the run's exit code.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")] = False,
+    as_json: ManifestJson = False,
 ) -> None:
     """Submit an ended run again, in the same run folder. The program continues from the newest checkpoint.
 

@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from kit.cli.json_options import Json
+
 
 def prune_snapshots(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be removed.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Remove workspace snapshots that no run refers to. Snapshots of the last day are kept."""
     from kit import data_folders

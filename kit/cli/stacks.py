@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from typing import Annotated
 
-from kit.cli.runs import AsJson, RunName, RunsDir, folders
+from kit.cli.json_options import Json
+from kit.cli.runs import RunName, RunsDir, folders
 from kit.cli.typer_later import typer
 
 
@@ -13,7 +14,7 @@ def stacks(
     run: RunName = None,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Show only this rank.")] = None,
     runs_dir: RunsDir = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Show the current Python stacks, processes and open files of the ranks of a running job. The ranks are not stopped."""
     from kit.cli.wait_and_follow import queue

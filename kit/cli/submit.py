@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from kit.cli.job_options import After, ClusterChoice, Containers, Follow, JobFile, ManifestJson, Overrides, Wait
+from kit.cli.job_options import After, ClusterChoice, Containers, Follow, JobFile, Overrides, Wait
+from kit.cli.json_options import ManifestJson
 from kit.cli.render import jobs_of, prepare_asked, render_asked
 from kit.cli.submit_messages import after_an_interrupt, announced, following, outlooks, show_advice, show_outlook
 from kit.cli.typer_later import typer

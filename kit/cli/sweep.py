@@ -26,32 +26,39 @@ if TYPE_CHECKING:
 _SHOWN = 20
 
 
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the points without submitting them.")]
+Retry = Annotated[
+    bool,
+    typer.Option(
+        "--retry", help="Submit the points that failed, that were never submitted, or that are new in the job file."
+    ),
+]
+Of = Annotated[
+    str | None,
+    typer.Option(
+        "--of",
+        metavar="SWEEP",
+        help="With --retry: the sweep to complete; default: the newest sweep of the job file.",
+        autocompletion=completion_candidates.sweeps,
+    ),
+]
+Wait = Annotated[
+    bool, typer.Option("--wait", help="Wait until all points have ended. The exit code is 1 if a point failed.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the points and the arrays as JSON.")]
+
+
 def sweep(
     job: JobFile = Path("job.toml"),
     cluster: ClusterName = None,
     containers: Containers = True,
     set_: Overrides = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the points without submitting them.")] = False,
+    dry_run: DryRun = False,
     after: AfterPoints = None,
-    retry: Annotated[
-        bool,
-        typer.Option(
-            "--retry", help="Submit the points that failed, that were never submitted, or that are new in the job file."
-        ),
-    ] = False,
-    of: Annotated[
-        str | None,
-        typer.Option(
-            "--of",
-            metavar="SWEEP",
-            help="With --retry: the sweep to complete; default: the newest sweep of the job file.",
-            autocompletion=completion_candidates.sweeps,
-        ),
-    ] = None,
-    wait: Annotated[
-        bool, typer.Option("--wait", help="Wait until all points have ended. The exit code is 1 if a point failed.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the points and the arrays as JSON.")] = False,
+    retry: Retry = False,
+    of: Of = None,
+    wait: Wait = False,
+    as_json: AsJson = False,
 ) -> None:
     """Submit all points of a job's sweep table. Points with the same sbatch options form one Slurm array."""
     from kit import config

@@ -7,7 +7,8 @@ import time as clock
 from typing import TYPE_CHECKING, Annotated
 
 from kit.cli import completion_candidates
-from kit.cli.runs import AsJson, RunsDir, fetched
+from kit.cli.json_options import Json
+from kit.cli.runs import RunsDir, fetched
 from kit.cli.typer_later import typer
 from kit.safe_text import clean
 
@@ -29,7 +30,7 @@ def time(
         ),
     ] = None,
     runs_dir: RunsDir = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Show how a run or a sweep spent its time. Each second of a rank is in one account. Goodput and cost are shown, too."""
     from kit.cli.wait_and_follow import queue

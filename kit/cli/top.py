@@ -8,7 +8,8 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
-from kit.cli.runs import AsJson, RunName, RunsDir, find_dir
+from kit.cli.json_options import Json
+from kit.cli.runs import RunName, RunsDir, find_dir
 from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def top(
     run: RunName = None,
     once: Annotated[bool, typer.Option("--once", help="Print the table once and exit.")] = False,
     runs_dir: RunsDir = None,
-    as_json: AsJson = False,
+    as_json: Json = False,
 ) -> None:
     """Show the step, the phase and the step time of each rank of a run, and the rank that the others wait for."""
     from kit.cli.wait_and_follow import queue

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from kit.cli import completion_candidates
 from kit.cli.job_options import Containers, JobFile, Overrides
+from kit.cli.json_options import Json
 from kit.cli.typer_later import typer
 from kit.safe_text import clean
 
@@ -46,7 +47,7 @@ def when(
     ] = None,
     containers: Containers = True,
     set_: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: Json = False,
 ) -> None:
     """Show when a job would start on each cluster and with each allowed size, earliest start first. Nothing is submitted."""
     from kit.errors import SlurmError, UsageError

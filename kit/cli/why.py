@@ -6,7 +6,8 @@ import dataclasses
 import json
 from typing import TYPE_CHECKING
 
-from kit.cli.runs import AsJson, RunName, RunsDir, find_dir
+from kit.cli.json_options import Json
+from kit.cli.runs import RunName, RunsDir, find_dir
 from kit.safe_text import clean
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from kit.runs.status import Status
 
 
-def why(run: RunName = None, runs_dir: RunsDir = None, as_json: AsJson = False) -> None:
+def why(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False) -> None:
     """Explain how a run ended, or why it waits, and what to do next."""
     from kit.cli.runs import warn
     from kit.cli.wait_and_follow import queue

@@ -14,7 +14,8 @@ from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.planning.plan_inputs import Site
 from kit.spec.image_choice import ImageChoice, is_reference
-from kit.spec.job import Job, Resources
+from kit.spec.job import Job
+from kit.spec.resources_slurm_container import Resources
 from kit.spec.roles import Role
 
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kit.spec.job import ContainerOptions
 from kit.spec.mount import Mount
+from kit.spec.resources_slurm_container import ContainerOptions
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,7 +41,7 @@ class Settings:
     every: int  # H of the papers
     fragments: int = 1  # F: more than 1 is Streaming DiLoCo
     delay: int = 0  # inner steps from the start of an average to its use; 0: the group waits for it
-    alpha: float = 0.0  # the share of a group's own parameters in the mix after an average; 0: none of them stays
+    alpha: float = 0.0  # share of a group's own parameters in the mix after an average; 0: the average replaces them
     lr: float = 0.7  # of the outer optimizer, as the momentum below
     momentum: float = 0.9
     bits: int = 32  # of each value sent; 32: float32, nothing is rounded
@@ -310,7 +310,7 @@ class DiLoCo:
     def _averaged(self, meeting: Meeting, values: torch.Tensor, work: Answer[torch.Tensor] | None) -> torch.Tensor:
         began = time.perf_counter()
         now = work.value if work else lambda: self._average(self.fragment, values, meeting.weights, meeting.members.me)
-        # together(): if one rank of the group loses its peer, all ranks get Failed, and none of them uses its part.
+        # together(): if one rank of the group loses its peer, all ranks get Failed and discard their parts.
         mean = self._seat.together(now)
         self._waited["average"] += time.perf_counter() - began
         return mean

@@ -6,14 +6,13 @@ import contextlib
 import os
 import signal
 import subprocess
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from kit import shell
 from tests.support import REPO, SHA
+from tests.warm import came
 
 LIB = REPO / "templates" / "lib"
 FILE, REFERENCE = f"/store/sha256/{SHA}.sqsh", f"docker://reg.example#ns/name@sha256:{SHA}"
@@ -96,16 +95,6 @@ def test_an_image_that_is_mounted_beside_one_that_is_not_gets_no_name(tmp_path: 
     assert said.splitlines() == ["[]", f"[--container-name=kit-7-1-{SHA[:12]}:no_exec]"]
 
 
-def soon(condition: Callable[[], object]) -> bool:
-    """Whether it becomes true within ten seconds."""
-    end = time.monotonic() + 10
-    while not condition():
-        if time.monotonic() > end:
-            return False
-        time.sleep(0.02)
-    return True
-
-
 def test_nothing_is_left_where_the_signal_reaches_the_sleep_first(tmp_path: Path) -> None:
     """Slurm signals the processes of a step one after the other, in any order."""
     (tmp_path / "enroot").write_text("#!/bin/sh\nexit 0\n")
@@ -119,13 +108,13 @@ def test_nothing_is_left_where_the_signal_reaches_the_sleep_first(tmp_path: Path
         return [int(pid) for pid in found.split()]
 
     try:
-        assert soon(sleeps)
+        came(sleeps)
         (first,) = sleeps()
         os.kill(first, signal.SIGTERM)
-        assert soon(lambda: sleeps() and sleeps() != [first])
+        came(lambda: sleeps() and sleeps() != [first])
         keeper.terminate()
         assert keeper.wait(10) == 0
-        assert soon(lambda: not sleeps())
+        came(lambda: not sleeps())
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(keeper.pid, signal.SIGKILL)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.cli import images
+from kit.cli import image_options
 from kit.config import validate
 from kit.errors import ConfigError, LockError
 from kit.images import image_lock, signature, store_safety
@@ -52,8 +52,8 @@ def test_every_command_finds_the_store_by_one_rule(
     wanted = tmp_path / ("shared" if environment else "share/kit/images")
     wanted = {"{": tmp_path / "own", "~": tmp_path / "home" / "own"}.get(own[:1], wanted)
     # far is the only cluster of the project, and so the default one.
-    assert images.store_of(None, "far") == images.store_of(None) == wanted
-    assert images.store_of(tmp_path / "x", "far") == tmp_path / "x"
+    assert image_options.store_of(None, "far") == image_options.store_of(None) == wanted
+    assert image_options.store_of(tmp_path / "x", "far") == tmp_path / "x"
     prepared = prepare_run.prepare(
         write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n'),
         cluster=None,

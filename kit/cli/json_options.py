@@ -1,0 +1,10 @@
+"""The option --json of the commands that print a result, or a run's manifest."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from kit.cli.typer_later import typer
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+ManifestJson = Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")]
