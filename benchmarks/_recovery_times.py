@@ -72,8 +72,9 @@ def _failures(folder: Path) -> list[float]:
 
 
 def _events(folder: Path) -> list[tuple[str, float]]:
-    """What the batch script did: the end of all ranks of a start, and the next start."""
-    lines = (folder / "state/events.jsonl").read_text().splitlines()
+    """What the kit's batch script did: the end of all ranks of a start, and the next start. Nothing in a job without the kit."""
+    path = folder / "state/events.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
     words = {"attempt": "decided", "phase": "ended"}
     return [(words[one["event"]], float(one["epoch"])) for one in map(json.loads, lines) if one["event"] in words]
 

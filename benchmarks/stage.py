@@ -193,7 +193,8 @@ def bench(nodes: int, rate: str, megabytes: int) -> Iterator[Bench]:
 
 def _image(lab: Lab, store: Path, megabytes: int) -> Path:
     """An image of random bytes, with lock and list of blocks, as a build leaves them."""
-    tree, folder = lab.project / "tree", store / "sha256"
+    # Beside the project: a run takes its workspace with it, without files of this size.
+    tree, folder = lab.project.parent / "tree", store / "sha256"
     tree.mkdir()
     folder.mkdir(parents=True)
     (tree / "noise").write_bytes(random.Random(megabytes).randbytes(megabytes * 1_000_000))

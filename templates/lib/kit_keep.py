@@ -26,6 +26,8 @@ import threading
 import traceback
 from contextlib import suppress
 
+from warm_meeting import wait_for_rank_0
+
 __all__ = ["run"]
 
 # Seconds for which an error that another rank's death may have caused waits for the news of it.
@@ -91,6 +93,7 @@ class _Link:
         if "kit_rank" in sys.modules:
             sys.modules["kit_rank"].progress.start_again()
         self.say("ready")
+        wait_for_rank_0(os.environ)
 
     def _listen(self):
         while True:

@@ -1,5 +1,6 @@
 """Imports the modules of a warm process, and finds what a fork could not copy of them."""
 
+import gc
 import importlib
 import os
 import sys
@@ -32,6 +33,10 @@ def load(modules):
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
         return "the imports have begun to use a GPU, which a fork cannot share"
+    # Modules stay until the end. Without this, each garbage collection of a rank would look at all of their objects, and copy their
+    # pages. With torch this takes 0.17 seconds, for every rank.
+    gc.collect()
+    gc.freeze()
     return ""
 
 

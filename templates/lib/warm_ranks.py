@@ -26,6 +26,7 @@ import time
 from warm_child import Areas, become
 from warm_held import Held, Rank
 from warm_imports import fork_problem, load
+from warm_meeting import wait_for_rank_0
 from warm_program import run, set_path0
 from warm_request import RefusalError, check, receive
 
@@ -201,6 +202,7 @@ class WarmRanks:
         become(request, self._areas, self._pid, self._libc, closed=[one for one in closed if one is not None])
         if rank.is_again:
             _say(f"rank {rank.number} is forked again, restart {request['env'].get('KIT_RESTART_COUNT', '')}")
+            wait_for_rank_0(request["env"])
 
     def _on_signals(self):
         try:
