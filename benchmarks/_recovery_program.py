@@ -30,6 +30,7 @@ mark("started")
 
 import signal  # noqa: E402 - the time before the imports is measured
 import sys  # noqa: E402
+from datetime import timedelta  # noqa: E402
 from typing import Any  # noqa: E402
 
 import numpy as np  # noqa: E402
@@ -38,8 +39,8 @@ import torch.distributed as dist  # noqa: E402
 from torch.nn.parallel import DistributedDataParallel  # noqa: E402
 
 mark("imported")
-# Seconds for which rank 0 outlives the others.
-LEAVES_S = 5.0
+# Seconds for which rank 0 outlives the others, and of a collective under the wrapper.
+LEAVES_S, GLOO_S = 5.0, 10.0
 STEPS, SAVED = 8, FOLDER / "checkpoints" / "saved.pt"
 KILLS, WAY = int(sys.argv[1]), sys.argv[2]
 
@@ -99,7 +100,9 @@ def in_process(world: int) -> None:
     def wrapped(call_wrapper: inprocess.CallWrapper | None = None) -> None:
         rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         assert call_wrapper is not None
-        train(store=dist.PrefixStore(str(call_wrapper.iteration), store), rank=rank, world_size=size)
+        # Nothing wakes a rank that waits in gloo for one that is not dead; the wrapper would wait 90 seconds for it.
+        limit = timedelta(seconds=GLOO_S)
+        train(store=dist.PrefixStore(str(call_wrapper.iteration), store), rank=rank, world_size=size, timeout=limit)
 
     inprocess.Wrapper(
         store_kwargs={"host_name": address, "port": port},
@@ -107,7 +110,7 @@ def in_process(world: int) -> None:
             inprocess.rank_assignment.MaxActiveWorldSize(world), inprocess.rank_assignment.ShiftRanks()
         ),
     )(wrapped)()
-    # The wrapper's last barrier fails in a rank that reads it after rank 0, which has the store, is gone. Such a rank then never ends.
+    # Rank 0 has the store of the wrapper's last barrier. A rank that reads it after rank 0 is gone fails, and never ends.
     if first:
         (FOLDER / "ended").touch()
         time.sleep(LEAVES_S)

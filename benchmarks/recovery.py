@@ -8,8 +8,8 @@ written down. Several kills belong to one job, so that only restarts are measure
 
 - step: the kit starts the ranks' whole step again, `retry.in_allocation`. Every rank imports torch again.
 - torchrun: torchrun's own restart, `torchrun.max_restarts`. The same imports, and its agents meet anew.
-- nvrx: nvidia-resiliency-ext's in-process wrapper, which is installed into .bench-nvrx, under a plain srun. The survivors continue; a rank in reserve,
-  which has imported everything, takes the place of the dead one. A job has two in reserve, so it has two kills.
+- nvrx: nvidia-resiliency-ext's in-process wrapper, installed into .bench-nvrx, under a plain srun. The survivors continue; a rank
+  in reserve, which has imported everything, takes the place of the dead one. A job has two in reserve, so it has two kills.
 - warm: `retry.warm`, ranks are forked from a process of their node that has imported what they import.
 - keep: `retry.keep`, the survivors live on, and the dead rank alone is forked.
 
@@ -111,7 +111,9 @@ class Bench:
         """
         folder = self.project / "runs" / f"{way}-{time.time_ns()}"
         (folder / "checkpoints").mkdir(parents=True)
-        (folder / "batch.sh").write_text(PLAIN.format(nvrx=NVRX, python=PYTHON, kills=kills, way=way, world=self.nodes * self.ranks))
+        (folder / "batch.sh").write_text(
+            PLAIN.format(nvrx=NVRX, python=PYTHON, kills=kills, way=way, world=self.nodes * self.ranks)
+        )
         words = [f"--nodes={self.nodes}", f"--ntasks={ranks}", "--time=3", "--output=output", f"--chdir={folder}"]
         env = {**self.env, "KIT_RUN_DIR": str(folder), "PROGRAM": str(self.project / "program.py")}
         done = shell.run(["sbatch", "--wait", *words, "batch.sh"], cwd=folder, env=env, check=False)

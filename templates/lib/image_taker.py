@@ -13,6 +13,8 @@ from image_share import LOOK_S, STORE, FailedError, say
 # Seconds without a block until a node helps itself, and for an answer of the coordinator.
 _STUCK_S, _ANSWER_S = 30.0, 10.0
 _TRIES = 4
+# Bytes after which the disk is told to write.
+_WRITTEN_OUT = 32 << 20
 
 
 class WrongBlockError(Exception):
@@ -35,9 +37,10 @@ class Taker:
         for _ in range(_TRIES):
             blocks = self._await_list()
             self._begin(blocks)
-            whole = _Digest(self._share, blocks)
+            whole, written = _Digest(self._share, blocks), _WriteOut(self._share, blocks)
             if not self._receive(blocks):
                 continue
+            self._guarded(written.result)
             found = whole.result()
             right = image_blocks.good_prefix(self._share.file, blocks) if self._share.check else blocks.count
             if found == self._share.sha256 and right == blocks.count:
@@ -269,3 +272,38 @@ class _Digest(threading.Thread):
         """In hex, when all blocks are there."""
         self.join()
         return self._whole.hexdigest()
+
+
+class _WriteOut(threading.Thread):
+    """Has the disk write blocks while others come in. Else a node with enough memory would write all of the image at its end."""
+
+    def __init__(self, share, blocks):
+        super().__init__(daemon=True)
+        self._share, self._blocks, self._error = share, blocks, None
+        self.start()
+
+    def run(self):
+        """Write out a part after the other. The last one is the whole image's fsync."""
+        share, blocks = self._share, self._blocks
+        step, begun = max(1, _WRITTEN_OUT // blocks.block), share.have
+        while True:
+            with share.changed:
+                share.changed.wait_for(
+                    lambda wanted=begun + step: (
+                        share.have >= wanted or share.have == blocks.count or share.blocks is not blocks
+                    )
+                )
+                if share.have == blocks.count or share.blocks is not blocks:
+                    return
+                begun = share.have
+            try:
+                os.fdatasync(share.file)
+            except OSError as error:
+                self._error = error
+                return
+
+    def result(self):
+        """OSError when the disk did not take a block: the kernel tells this only once, so the last fsync would not get it."""
+        self.join()
+        if self._error is not None:
+            raise self._error

@@ -7,6 +7,7 @@ image_sender.py, image_share.py, image_taker.py, node_wire.py.
 from __future__ import annotations
 
 import ast
+import errno
 import hashlib
 import importlib
 import json
@@ -17,11 +18,13 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -42,8 +45,8 @@ def library(name: str) -> Any:
         sys.path.remove(str(LIB))
 
 
-image_blocks, image_chain, image_orders, node_wire = map(
-    library, ("image_blocks", "image_chain", "image_orders", "node_wire")
+image_blocks, image_chain, image_orders, image_taker, node_wire = map(
+    library, ("image_blocks", "image_chain", "image_orders", "image_taker", "node_wire")
 )
 PROGRAMS = sorted(path.name for path in LIB.glob("image_*.py"))
 MEBIBYTE = 1 << 20
@@ -601,3 +604,56 @@ def test_a_build_writes_the_list_that_a_node_would_make(tmp_path: Path, size: in
     assert block_list.text(image, made.sha256) == made.text()
     assert block_list.SUFFIX == image_blocks.SUFFIX
     assert (block_list._MOST_BLOCKS, block_list._LEAST_BYTES) == (image_blocks._MOST_BLOCKS, image_blocks._LEAST_BYTES)
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """What writes out a file of ten blocks, four at a time, and what it knew at each time: `synced`."""
+    blocks = SimpleNamespace(block=MEBIBYTE, count=10)
+    share = SimpleNamespace(changed=threading.Condition(threading.RLock()), blocks=blocks, have=0, file=-1, synced=[])
+    monkeypatch.setattr(image_taker, "_WRITTEN_OUT", 4 * MEBIBYTE)
+    monkeypatch.setattr(image_taker.os, "fdatasync", lambda _: share.synced.append(share.have))
+    share.thread = image_taker._WriteOut(share, blocks)
+    yield share
+    comes(share, blocks.count)
+    share.thread.join()
+
+
+def comes(share: Any, have: int) -> None:
+    with share.changed:
+        share.have = have
+        share.changed.notify_all()
+
+
+def test_the_disk_writes_while_blocks_come_in(written: Any) -> None:
+    """A node with enough memory wrote all of the image at its end: with a slow disk, that took as long as the image's way."""
+    for have in (3, 5, 6, 9):
+        comes(written, have)
+        assert came(lambda wanted=have: len(written.synced) == (wanted >= 5) + (wanted >= 9))
+    assert written.synced == [5, 9]
+    comes(written, 10)
+    written.thread.result()
+    assert written.synced == [5, 9], "the last part is written by the fsync of the whole"
+
+
+def test_a_disk_that_fails_meanwhile_fails_the_node(written: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel tells the error once, so the fsync at the end would not get it."""
+
+    def fails(_: int) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(image_taker.os, "fdatasync", fails)
+    comes(written, 4)
+    written.thread.join(60)
+    comes(written, 10)
+    with pytest.raises(OSError, match="Input/output error"):
+        written.thread.result()
+
+
+def test_a_list_that_is_made_again_ends_the_writing(written: Any) -> None:
+    with written.changed:
+        written.blocks = None
+        written.changed.notify_all()
+    written.thread.join(60)
+    assert not written.thread.is_alive()
+    assert written.synced == []
