@@ -41,6 +41,8 @@ _OUTSIDE = (
     "os.listxattr",
     "os.getxattr",
 )
+# These ask the clock whether a small cache may be written, or is old. What they return does not depend on it.
+_CLOCK_OF_CACHES = ("kit.runs.known_files", "kit.runs.cache_files")
 _PATCHED = ("stat", "lstat", "readlink", "access", "statvfs")
 _stat, _lstat, _readlink, _run = os.stat, os.lstat, os.readlink, shell.run
 
@@ -73,6 +75,9 @@ class Trace:
             return
         text = os.fsdecode(path)
         absolute = text if text.startswith("/") else f"{os.getcwd()}/{text}"  # noqa: PTH109 - its text counts
+        if absolute == self._cache or absolute.startswith(f"{self._cache}/clusters-"):
+            # The file of known_files.py. All projects write it. It uses a fact only if the file that the fact is of is unchanged.
+            return
         if how == "open":
             how = "text" if absolute.startswith(("/proc/", "/sys/")) else "stat"
         self._used[how, absolute] = None
@@ -94,7 +99,8 @@ class Trace:
             path, _, flags = words
             is_code = isinstance(path, str) and path.endswith(".pyc")
             if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                self.is_whole &= is_code or str(path).startswith(self._cache)
+                # The number of an open file: its opening was an event, too.
+                self.is_whole &= is_code or isinstance(path, int) or str(path).startswith(self._cache)
             elif not is_code:
                 self.use("open", path)
         elif name in {"os.listdir", "os.scandir"}:
@@ -198,7 +204,7 @@ def _noting(trace: Trace, name: str, function: Callable[..., Any]) -> Callable[.
 def _noting_clock(trace: Trace, clock: Callable[[], float]) -> Callable[[], float]:
     def noted() -> float:
         asking = sys._getframe(1).f_globals.get("__name__", "")
-        trace.is_whole &= not asking.startswith("kit.")
+        trace.is_whole &= asking in _CLOCK_OF_CACHES or not asking.startswith("kit.")
         return clock()
 
     return noted

@@ -16,7 +16,7 @@ import pytest
 from kit import shell
 from kit.cli import kept_render
 from kit.cli import render as command
-from kit.runs import traced_inputs
+from kit.runs import known_files, traced_inputs
 from kit.workflow import stages
 
 JOB = 'name = "once"\nlauncher = "ddp"\nscript = "train.py"\nsnapshot = true\n[container]\nruntime = "bare"\n'
@@ -37,7 +37,6 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(traced_inputs, "_SETTLED_S", -60.0)
     monkeypatch.setattr(kept_render, "_OF_THE_SHELL", ("_", "PYTEST_CURRENT_TEST"))
-    os.utime(folder / "clusters" / "here.toml", (1e9, 1e9))  # else kit/runs/known_files.py asks the clock each time
     return folder
 
 
@@ -59,7 +58,6 @@ def render(project: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
         command.render(Path("job.toml"), cluster="here", containers=False, set_=list(set_), as_json=as_json)
         return capsys.readouterr().out, len(planned)
 
-    rendered()  # fills the kit's own small caches, which asks the clock
     rendered()
     return rendered
 
@@ -82,6 +80,16 @@ def test_the_second_answer_needs_no_plan_and_has_its_own_id_and_seed(render: Ren
     assert (planned, again) == (0, 0)
     assert not {*drawn(first)} & {*drawn(second)}
     assert without_drawn(first) == without_drawn(second)
+
+
+def test_another_project_that_is_read_for_the_first_time_changes_nothing(render: Render, tmp_path: Path) -> None:
+    """The kit keeps what it knows of all clusters' files in one file. The answer was made again after each change of it."""
+    assert render()[1] == 0
+    (tmp_path / "other.toml").write_text("embedded = true\n[node]\ncpus = 4\n")
+    os.utime(tmp_path / "other.toml", (1e9, 1e9))
+    known_files.cluster(tmp_path / "other.toml")
+    assert len([*tmp_path.glob("CACHE/kit/clusters-*")]) == 1
+    assert render()[1] == 0
 
 
 def test_the_kept_answer_is_the_one_that_a_plan_gives(render: Render, project: Path) -> None:
