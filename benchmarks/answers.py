@@ -15,6 +15,7 @@ import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from benchmarks._common import Goal, project, report
 from kit import shell
@@ -42,8 +43,10 @@ def main(words: Sequence[str] = ()) -> int:
     if shutil.which("valgrind") is None:
         print("answers: valgrind is not installed (Debian: apt-get install valgrind)", file=sys.stderr)
         return 2
-    with project("bench", "embedded = true\n[node]\ncpus = 4\n", JOB) as folder:
+    with project("bench", "embedded = true\n[node]\ncpus = 4\n", JOB) as folder, TemporaryDirectory() as home:
         (folder / "train.py").write_text("")
+        # Not in the project: a job's workspace is one of the things that a kept answer depends on.
+        os.environ.update(XDG_CACHE_HOME=f"{home}/cache", XDG_DATA_HOME=f"{home}/data")
         goals = _table(folder, sys.executable, "kit")
         if options.beside:
             goals += _table(folder, options.beside, "the other kit", bounded=False)
@@ -62,7 +65,7 @@ def _table(folder: Path, python: str, name: str, *, bounded: bool = True) -> lis
 
 def _instructions(argv: Sequence[str], folder: Path, more: dict[str, str] | None = None) -> int:
     """Instructions of the process without its children, in a later run than the first, when all bytecode is cached."""
-    env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "XDG_DATA_HOME": str(folder / "data"), **(more or {})}
+    env = {**os.environ, **(more or {})}
     shell.run(argv, cwd=folder, env=env, check=False)
     counted = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *argv]
     if "render" in argv:  # valgrind changes the environment, and a kept answer belongs to one environment
