@@ -1,9 +1,9 @@
-"""Measures many jobs at once, and one job from the command line: the kit against sbatch, submitit and torchx.
+"""Measures many jobs at once, and one job from the command line: the kit against sbatch, submitit, torchx and NeMo-Run.
 
     python -m benchmarks sweeps [--rounds 5] [--jobs 200] [--points 1000] [--many 10000]
 
-Needs Slurm on this machine. submitit and torchx come from benchmarks/requirements.txt into their own venv. All jobs are
-submitted held and then cancelled, so nothing runs. The tools run in turn, and the figures are medians of whole processes.
+Needs Slurm on this machine. submitit, torchx and NeMo-Run come from benchmarks/requirements*.txt into venvs of their own. All
+jobs are submitted held and then cancelled, so nothing runs. The tools run in turn, and the figures are medians of whole processes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from kit.slurm import client
 from kit.slurm.embedded import ClusterSize, down, up
 from kit.sweeps import prepare
 
-PEERS = ROOT / ".bench-venv"
+PEERS, NEMO_RUNS = ROOT / ".bench-venv", ROOT / ".bench-nemo-run"
 NAME = "bench-sweeps"
 TIMEOUT_S = 600
 
@@ -67,6 +67,18 @@ executor.update_parameters(job_name="bench", time=10, nodes=2, ntasks_per_node=2
 print(executor._make_submission_file_text("python3 train.py", "1"))
 """
 
+# NeMo-Run's guide of its Slurm executor, on the login node. Its dry run prints the script.
+NEMO_RUN = """\
+import nemo_run as run
+executor = run.SlurmExecutor(
+    account="bench", partition="bench", nodes=2, ntasks_per_node=2, time="00:10:00", packager=run.Packager(),
+    tunnel=run.LocalTunnel(job_dir="nemo-run"),
+)
+with run.Experiment("bench") as experiment:
+    experiment.add(run.Script("train.py", entrypoint="python3"), executor=executor, name="bench")
+    experiment.dryrun()
+"""
+
 TORCHX_JOB = ("dist.ddp", "-j", "2x2", "--script", "train.py")
 
 LOOP = '#!/bin/bash\nfor ((i = 0; i < $1; i++)); do sbatch --parsable --hold "$2" "$i" || exit 1; done\n'
@@ -93,15 +105,15 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def install_peers() -> None:
-    """Install submitit and torchx into .bench-venv, at the versions of benchmarks/requirements.txt."""
-    wanted = ROOT / "benchmarks" / "requirements.txt"
-    stamp = PEERS / "requirements.txt"
-    if stamp.is_file() and stamp.read_text() == wanted.read_text():
-        return
-    shell.run([sys.executable, "-m", "venv", "--clear", str(PEERS)], timeout=TIMEOUT_S)
-    shell.run([str(PEERS / "bin/pip"), "install", "--quiet", "-r", str(wanted)], timeout=TIMEOUT_S)
-    compileall.compile_dir(PEERS, quiet=1)
-    stamp.write_text(wanted.read_text())
+    """Install the other tools into venvs, at the versions of benchmarks/requirements*.txt."""
+    for venv, name in ((PEERS, "requirements.txt"), (NEMO_RUNS, "requirements-nemo-run.txt")):
+        wanted, stamp = ROOT / "benchmarks" / name, venv / name
+        if stamp.is_file() and stamp.read_text() == wanted.read_text():
+            continue
+        shell.run([sys.executable, "-m", "venv", "--clear", str(venv)], timeout=TIMEOUT_S)
+        shell.run([str(venv / "bin/pip"), "install", "--quiet", "-r", str(wanted)], timeout=TIMEOUT_S)
+        compileall.compile_dir(venv, quiet=1)
+        stamp.write_text(wanted.read_text())
 
 
 @contextmanager
@@ -109,7 +121,8 @@ def bench() -> Iterator[Path]:
     """A project with one job, and the files that the other tools need."""
     with project(NAME, "embedded = true\n[node]\ncpus = 8\n", JOB) as folder:
         (folder / "train.py").write_text("print('trained')\n")
-        for program, text in (("submitit_jobs.py", SUBMITIT), ("submitit_dry.py", SUBMITIT_DRY)):
+        programs = {"submitit_jobs.py": SUBMITIT, "submitit_dry.py": SUBMITIT_DRY, "nemo_run_dry.py": NEMO_RUN}
+        for program, text in programs.items():
             (folder / program).write_text(text)
         for script, text in (("loop.sh", LOOP), ("job.sh", SCRIPT)):
             (folder / script).write_text(text)
@@ -138,20 +151,43 @@ def rendering(folder: Path, points: int) -> list[Goal]:
 def command_line(folder: Path, rounds: int) -> list[Goal]:
     """One job's script on stdout, as whole processes: wall time divided by that of a bare Python."""
     python, peers = sys.executable, PEERS / "bin"
+    render = [str(Path(python).parent / "kit"), "render", "--no-container", "--cluster", NAME]
     ways: dict[str, list[str]] = {
         "bare": [python, "-c", "pass"],
-        "kit": [str(Path(python).parent / "kit"), "render", "--no-container", "--cluster", NAME],
+        "kit": render,
         "torchx": [str(peers / "torchx"), "run", "--scheduler", "slurm", "--dryrun", *TORCHX_JOB],
+        "nemo_run": [str(NEMO_RUNS / "bin/python"), "nemo_run_dry.py"],
         "submitit": [str(peers / "python"), "submitit_dry.py"],
     }
+
     took = in_turn({name: partial(_timed, argv, folder) for name, argv in ways.items()}, 2 * rounds)
+
+    def changed() -> float:
+        """Render another job each time, which is planned. The same one is answered from what was kept."""
+        (folder / "changed.toml").write_text(f"{JOB}# {time.time_ns()}\n")
+        return _timed([*render, "changed.toml"], folder)
+
+    # Afterwards: a new file in the project makes each kept answer out of date.
+    took |= in_turn({"changed": changed}, 2 * rounds)
     bare = took["bare"]
     return [
         Goal(name="bare Python, start and end", value=1000 * bare, unit="ms"),
-        Goal(name="`kit render` / bare Python", value=took["kit"] / bare, bound=5.0),
+        Goal(name="`kit render` of an unchanged job / bare Python", value=took["kit"] / bare, bound=11.0),
+        Goal(name="`kit render` of a changed job / bare Python", value=took["changed"] / bare),
         Goal(name="`torchx run --dryrun` / bare Python", value=took["torchx"] / bare),
+        Goal(name="NeMo-Run's dry run / bare Python", value=took["nemo_run"] / bare),
         Goal(name="submitit's script of one job / bare Python", value=took["submitit"] / bare),
-        Goal(name="`kit render` / `torchx run --dryrun`", value=took["kit"] / took["torchx"], bound=1.0),
+        Goal(
+            name="`kit render` of an unchanged job / `torchx run --dryrun`",
+            value=took["kit"] / took["torchx"],
+            bound=1.0,
+        ),
+        Goal(name="`kit render` of a changed job / `torchx run --dryrun`", value=took["changed"] / took["torchx"]),
+        Goal(
+            name="`kit render` of a changed job / NeMo-Run's dry run",
+            value=took["changed"] / took["nemo_run"],
+            bound=1.0,
+        ),
     ]
 
 
