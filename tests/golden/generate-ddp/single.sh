@@ -998,6 +998,8 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/warm_imports.py <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/warm_meeting.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/warm_program.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/warm_ranks.py <<'KIT_FILE'
