@@ -3,14 +3,15 @@
 Orders come as lines on standard input, which srun copies to the warm processes of all nodes. Words are separated by tabs. START is
 the number of an attempt.
 
-    stop START                       end its ranks; with `[retry] keep`, those that wait for it live on
+    stop START HOW                   end its ranks; with `[retry] keep`, those that wait for it live on. If HOW is "failed", the
+                                     others get half a second to end by themselves, and to say why
     again START NAME=VALUE…          start the same ranks again, with these variables
     release START                    let the ranks' steps see how they ended
 
 Reports go to standard output, which srun brings to the batch script: `kit-warm WORD START NUMBER`.
 
     forked START RANK                a rank runs
-    ended START RANK                 a rank ended by itself, and its step does not know yet
+    ended START RANK HOW             a rank ended, and its step does not know yet; HOW is "killed" after KILL, else "failed"
     done START RANK                  a rank ended, and its step knows
     stopped START COUNT              after `stop`: no rank of this node runs; so many can start again
 """
@@ -22,6 +23,11 @@ import time
 
 # Seconds in which a rank that lives on must have left what it did, and for which an ended rank waits for an order.
 _LEAVE_S, _HOLD_S = 5.0, 60.0
+# How a rank ends that did nothing wrong itself.
+_BY_KILL = ("killed", int(signal.SIGKILL))
+# Seconds in which ranks may end by themselves after another one has failed. Their collectives fail in milliseconds, and then
+# kit_recorder.py prints what they had called.
+_LAST_WORDS_S = 0.5
 
 
 class Rank:
@@ -108,7 +114,7 @@ class Held:
     def __init__(self, ranks, forget):
         self._ranks, self._forget = ranks, forget
         self._ended = []
-        self._stopping = None
+        self._stopping, self._kills_at = None, None
         self._released = set()
         self._text = b""
         self._reports = None
@@ -133,6 +139,7 @@ class Held:
         """Seconds until something is due; None where nothing is."""
         asked = [rank.asked_at + _LEAVE_S for rank in self._ranks.values() if rank.asked_at and not rank.waits]
         due = asked + [rank.ended_at + _HOLD_S for rank in self._ended]
+        due += [] if self._kills_at is None else [self._kills_at]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
     def forked(self, rank):
@@ -150,11 +157,17 @@ class Held:
         self._ended.append(rank)
         if not rank.stopped:
             rank.record()
-            self._report("ended", rank.start, rank.number)
+            self._report("ended", rank.start, rank.number, "killed" if rank.end == _BY_KILL else "failed")
 
     def settle(self):
         """Kill what did not leave in time, and tell once that no rank runs any more."""
         now = time.monotonic()
+        if self._kills_at is not None and now >= self._kills_at:
+            self._kills_at = None
+            for rank in self._of(self._stopping):
+                if not rank.asked_at:
+                    rank.stopped = True
+                    _kill(rank.pid)
         for pid, rank in self._ranks.items():
             if rank.asked_at and not rank.waits and now - rank.asked_at > _LEAVE_S:
                 _kill(pid)
@@ -164,7 +177,7 @@ class Held:
             return
         kept = [*self._of(self._stopping), *(rank for rank in self._ended if rank.start == self._stopping)]
         self._report("stopped", self._stopping, len(kept))
-        self._stopping = None
+        self._stopping = self._kills_at = None
 
     def read(self):
         """Read orders. Returns the ranks to start again; None once the batch script is gone."""
@@ -221,9 +234,10 @@ class Held:
     def _order(self, word, start, *changes):
         if word == "stop":
             self._stopping = start
-            for pid, rank in self._ranks.items():
-                if rank.start == start:
-                    self._stop(pid, rank)
+            self._kills_at = time.monotonic() + (_LAST_WORDS_S if changes == ("failed",) else 0.0)
+            for rank in self._of(start):
+                if rank.keeps and _sent(rank.link, "leave"):
+                    rank.stopped, rank.asked_at = True, time.monotonic()
             self.settle()
         elif word == "release":
             self._released.add(start)
@@ -231,13 +245,6 @@ class Held:
         elif word == "again":
             return self._again(start, dict(pair.split("=", 1) for pair in changes))
         return []
-
-    def _stop(self, pid, rank):
-        rank.stopped = True
-        if rank.keeps and _sent(rank.link, "leave"):
-            rank.asked_at = time.monotonic()
-        else:
-            _kill(pid)
 
     def _again(self, start, changes):
         ended = [rank for rank in self._ended if rank.start == start]

@@ -56,7 +56,7 @@ warm_ranks::listen() {
     local -r batch="$1"
     local -i status forked=0 stopped=0 stops_at=0
     local -i number
-    local line word attempt now="" can=1
+    local line word attempt how now="" can=1
     trap '' TERM USR1 USR2 INT HUP
     [[ -z "${heartbeat_fd:-}" ]] || exec {heartbeat_fd}>&-
     while true; do
@@ -77,7 +77,7 @@ warm_ranks::listen() {
             printf '%s\n' "${line}" >>"${KIT_RUN_DIR}/logs/warm.log"
             continue
         fi
-        read -r _ word attempt number <<<"${line}"
+        read -r _ word attempt number how <<<"${line}"
         [[ "${attempt}" == "${now}" ]] || now="${attempt}" forked=0 stopped=0 stops_at=0 can=1
         case "${word}" in
             forked) forked+=1 ;;
@@ -88,7 +88,7 @@ warm_ranks::listen() {
                     warm_ranks::order release "${now}"
                     can=""
                 elif ((!stops_at)); then
-                    warm_ranks::order stop "${now}"
+                    warm_ranks::order stop "${now}" "${how}"
                     stops_at="${EPOCHSECONDS}"
                 fi
                 ;;

@@ -5,13 +5,16 @@ from __future__ import annotations
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from tests.support import REPO
 from tests.warm import TIMEOUT_S, Warm, came
 
 # Ranks of start 0 wait, or end as the file `end-RANK` says; those of later starts say what they have and end.
@@ -70,7 +73,7 @@ def end(warm: Warm, rank: int, how: str) -> None:
 def test_all_ranks_start_again_with_the_same_clients(warm: Warm) -> None:
     ranks = two(warm)
     end(warm, 1, "kill")
-    assert warm.report() == ["ended", "0", "1"]
+    assert warm.report() == ["ended", "0", "1", "killed"]
     record = (warm.folder / "state" / FAILURES / "rank-1.137").read_text().split()
     assert record[1:3] == ["1", "137"], "at its own time, not when its step knows"
     warm.order("stop", "0")
@@ -90,7 +93,7 @@ def test_all_ranks_start_again_with_the_same_clients(warm: Warm) -> None:
 def test_released_ranks_end_as_they_did(warm: Warm) -> None:
     first, last = two(warm)
     end(warm, 1, "7")
-    assert warm.report() == ["ended", "0", "1"]
+    assert warm.report() == ["ended", "0", "1", "failed"]
     warm.order("stop", "0")
     assert warm.report() == ["stopped", "0", "2"]
     warm.order("release", "0")
@@ -101,7 +104,7 @@ def test_without_a_stop_a_release_lets_the_others_run(warm: Warm) -> None:
     """The batch script has no use for a start in the same step: the step sees the end, as without orders."""
     first, last = two(warm)
     end(warm, 1, "7")
-    assert warm.report() == ["ended", "0", "1"]
+    assert warm.report() == ["ended", "0", "1", "failed"]
     warm.order("release", "0")
     assert warm.report() == ["done", "0", "1"]
     assert (first.poll(), last.wait(TIMEOUT_S)) == (None, 7)
@@ -132,7 +135,7 @@ def test_an_end_that_is_no_failure_is_not_held(warm: Warm, how: str) -> None:
 def test_a_held_rank_whose_step_is_killed_is_forgotten(warm: Warm) -> None:
     first, last = two(warm)
     end(warm, 1, "kill")
-    assert warm.report() == ["ended", "0", "1"]
+    assert warm.report() == ["ended", "0", "1", "killed"]
     last.kill()
     last.wait()
     assert warm.report() == ["done", "0", "1"]
@@ -169,9 +172,31 @@ def test_two_ranks_that_die_at_once_are_both_held(warm: Warm) -> None:
             pid = int((warm.folder / f"up-{rank}-0").read_text())
             end(warm, rank, "kill")
             came(partial(is_zombie, pid))
-    assert sorted(warm.report() for _ in ranks) == [["ended", "0", "0"], ["ended", "0", "1"]]
+    assert sorted(warm.report() for _ in ranks) == [["ended", "0", "0", "killed"], ["ended", "0", "1", "killed"]]
     warm.order("stop", "0")
     assert warm.report() == ["stopped", "0", "2"]
     warm.order("again", "0", *CHANGES)
     assert sorted(warm.report() for _ in ranks) == [["forked", "1", "0"], ["forked", "1", "1"]]
     assert [rank.wait(TIMEOUT_S) for rank in ranks] == [0, 0]
+
+
+@pytest.mark.parametrize(("how", "waits"), [("failed", True), ("killed", False)])
+def test_after_an_error_the_others_may_end_by_themselves_first(
+    monkeypatch: pytest.MonkeyPatch, how: str, waits: bool
+) -> None:
+    """They print what they had called: `kit why` needs it after a collective that did not fit. They were killed at once."""
+    monkeypatch.setattr(sys, "path", [str(REPO / "templates" / "lib"), *sys.path])
+    held_module = import_module("warm_held")
+    now, killed = [100.0], []
+    monkeypatch.setattr(held_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(held_module, "_kill", killed.append)
+    rank = held_module.Rank(None, {"env": {"KIT_ATTEMPT": "0", "RANK": "1"}, "fds": []})
+    rank.pid = 7
+    held = held_module.Held({7: rank}, lambda _: None)
+    held._order("stop", "0", how)
+    assert (killed, rank.stopped) == ([], False) if waits else ([7], True)
+    if waits:
+        assert held.pause() == pytest.approx(0.5)
+    now[0] += 0.6
+    held.settle()
+    assert (killed, rank.stopped) == ([7], True)
