@@ -6,7 +6,6 @@ not check it. So `unzip -t` finds such a file damaged.
 
 import io
 import os
-import threading
 import zlib
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,9 +15,6 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint import FileSystemWriter
 from torch.distributed.checkpoint.filesystem import FileSystem
-
-# Bytes from which on a thread pays off.
-_MANY = 1 << 20
 
 Sums = dict[Path, list[int]]  # file -> its size in bytes and its crc32
 
@@ -40,32 +36,12 @@ class Summed(io.RawIOBase):
     def write(self, data: Any) -> int:
         """Write all of `data`. Returns its size in bytes."""
         view = memoryview(data).cast("B")
-        adding = self._adds(view)
-        try:
-            rest = view
-            while rest:  # Linux writes at most 2 GiB at once
-                rest = rest[self._file.write(rest) :]
-        finally:
-            if adding is not None:
-                adding.join()
-        if adding is None:
-            self._add(view)
-        self.size += len(view)
-        return len(view)
-
-    def _adds(self, view: memoryview) -> threading.Thread | None:
-        """Add the bytes to the crc32 while they are written, if they are many: it takes as long as the write to memory does."""
-        if len(view) < _MANY:
-            return None
-        adding = threading.Thread(target=self._add, args=(view,), daemon=True)
-        try:
-            adding.start()
-        except RuntimeError:  # no more threads, or the process is ending
-            return None
-        return adding
-
-    def _add(self, view: memoryview) -> None:
         self.crc = zlib.crc32(view, self.crc)
+        self.size += len(view)
+        rest = view
+        while rest:  # Linux writes at most 2 GiB at once
+            rest = rest[self._file.write(rest) :]
+        return len(view)
 
     def tell(self) -> int:
         """The number of bytes so far."""

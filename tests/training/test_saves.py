@@ -1,11 +1,8 @@
 """Checkpoints: the state of one step while training continues, kept through kill -9, and read by each rank for itself."""
 
 import json
-import random
 import subprocess
 import sys
-import threading
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -238,34 +235,3 @@ def test_a_rank_reads_its_own_part_of_a_checkpoint(case: Case, training: Any, tm
         own = sum(sizes[name] for name, writer in told["writers"].items() if writer == rank)
         assert resumed[rank] - fresh[rank] < 2 * (own + shared) + 2_000_000, (sizes, told["writers"], fresh, resumed)
     assert sum(sizes.values()) > 20_000_000
-
-
-@pytest.mark.parametrize("threads", [True, False])
-def test_a_sum_is_of_the_bytes_in_the_order_in_which_they_were_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, threads: bool
-) -> None:
-    """Large pieces are summed by a thread while they are written; without one, they are summed all the same."""
-    from lib import checkpoint_files
-
-    if not threads:
-
-        def none(_: threading.Thread) -> None:
-            raise RuntimeError("can't start new thread")
-
-        monkeypatch.setattr(threading.Thread, "start", none)
-    many = checkpoint_files._MANY
-    pieces = [random.Random(number).randbytes(size) for number, size in enumerate((1, 3 * many, 0, many - 1, many, 17))]
-    with checkpoint_files.Summed(tmp_path / "file") as file:
-        for piece in pieces:
-            assert file.write(piece) == len(piece)
-        assert (file.size, file.crc) == (len(b"".join(pieces)), zlib.crc32(b"".join(pieces)))
-    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
-
-
-def test_a_full_disk_is_an_error_and_no_thread_is_left(tmp_path: Path) -> None:
-    from lib import checkpoint_files
-
-    before = threading.active_count()
-    with pytest.raises(OSError, match="No space left"), checkpoint_files.Summed(Path("/dev/full")) as file:
-        file.write(bytes(4 * checkpoint_files._MANY))
-    assert threading.active_count() == before
