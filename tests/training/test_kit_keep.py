@@ -96,8 +96,8 @@ def restart(warm: Warm, dead: int) -> list[str]:
     words = warm.report()
     while words[0] != "ended":
         words = warm.report()
-    assert words == ["ended", "0", str(dead)]
-    warm.order("stop", "0")
+    assert words == ["ended", "0", str(dead), "killed"]
+    warm.order("stop", "0", "killed")
     assert warm.report() == ["stopped", "0", str(RANKS)]
     changes = [
         f"KIT_MASTER_PORT={free_port()}",
@@ -131,7 +131,7 @@ def test_survivors_live_on_and_losses_are_the_same_to_the_bit(warm: Warm) -> Non
     ranks = start(warm, "p.py", "die", forked=True)
     restart(warm, RANKS - 1)
     # Their exit code is not 0, so they wait for what the batch script decides.
-    assert sorted(warm.report() for _ in range(RANKS)) == [["ended", "1", str(n)] for n in range(RANKS)]
+    assert sorted(warm.report() for _ in range(RANKS)) == [["ended", "1", str(n), "failed"] for n in range(RANKS)]
     warm.order("release", "1")
     assert [rank.wait(TIMEOUT_S) for rank in ranks] == [5] * RANKS, (warm.folder / "err").read_text()
     assert losses(warm) == plain
@@ -201,7 +201,7 @@ def test_an_error_of_its_own_ends_a_rank(warm: Warm, code: int) -> None:
     warm.serve("json", orders=True)
     rank = warm.start("p.py", KIT_KEEP="1", RANK="0")
     assert warm.report() == ["forked", "0", "0"]
-    assert warm.report() == ["ended", "0", "0"]
+    assert warm.report() == ["ended", "0", "0", "failed"]
     warm.order("release", "0")
     assert rank.wait(TIMEOUT_S) == code
 
