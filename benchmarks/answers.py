@@ -46,26 +46,25 @@ def main(words: Sequence[str] = ()) -> int:
     with project("bench", "embedded = true\n[node]\ncpus = 4\n", JOB) as folder, TemporaryDirectory() as home:
         (folder / "train.py").write_text("")
         # Not in the project: a job's workspace is one of the things that a kept answer depends on.
-        os.environ.update(XDG_CACHE_HOME=f"{home}/cache", XDG_DATA_HOME=f"{home}/data")
-        goals = _table(folder, sys.executable, "kit")
+        env = {**os.environ, "XDG_CACHE_HOME": f"{home}/cache", "XDG_DATA_HOME": f"{home}/data"}
+        goals = _table(folder, env, sys.executable, "kit")
         if options.beside:
-            goals += _table(folder, options.beside, "the other kit", bounded=False)
+            goals += _table(folder, env, options.beside, "the other kit", bounded=False)
     return report(goals)
 
 
-def _table(folder: Path, python: str, name: str, *, bounded: bool = True) -> list[Goal]:
-    bare = _instructions([python, "-c", "pass"], folder)
+def _table(folder: Path, env: dict[str, str], python: str, name: str, *, bounded: bool = True) -> list[Goal]:
+    bare = _instructions([python, "-c", "pass"], folder, env)
     goals = [Goal(name=f"bare Python for {name}", value=bare / 1e6, unit="million")]
     for words, bound in BOUNDS.items():
         argv = [python, "-c", START, *(words.split() if words != "completion" else ())]
-        cost = _instructions(argv, folder, COMPLETION if words == "completion" else {})
+        cost = _instructions(argv, folder, env | (COMPLETION if words == "completion" else {}))
         goals.append(Goal(name=f"`{name} {words}` / bare Python", value=cost / bare, bound=bound if bounded else None))
     return goals
 
 
-def _instructions(argv: Sequence[str], folder: Path, more: dict[str, str] | None = None) -> int:
+def _instructions(argv: Sequence[str], folder: Path, env: dict[str, str]) -> int:
     """Instructions of the process without its children, in a later run than the first, when all bytecode is cached."""
-    env = {**os.environ, **(more or {})}
     shell.run(argv, cwd=folder, env=env, check=False)
     counted = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", *argv]
     if "render" in argv:  # valgrind changes the environment, and a kept answer belongs to one environment

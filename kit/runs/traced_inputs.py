@@ -24,6 +24,7 @@ import platformdirs
 
 from kit import shell
 from kit.errors import ToolError
+from kit.runs import recordings
 
 # Seconds. A file that changed more recently may change again without a new time: the clock of NFS ticks once a second.
 _SETTLED_S = 2.0
@@ -41,8 +42,6 @@ _OUTSIDE = (
     "os.listxattr",
     "os.getxattr",
 )
-# These ask the clock whether a small cache may be written, or is old. What they return does not depend on it.
-_CLOCK_OF_CACHES = ("kit.runs.known_files", "kit.runs.cache_files")
 _PATCHED = ("stat", "lstat", "readlink", "access", "statvfs")
 _stat, _lstat, _readlink, _run = os.stat, os.lstat, os.readlink, shell.run
 
@@ -75,9 +74,6 @@ class Trace:
             return
         text = os.fsdecode(path)
         absolute = text if text.startswith("/") else f"{os.getcwd()}/{text}"  # noqa: PTH109 - its text counts
-        if absolute == self._cache or absolute.startswith(f"{self._cache}/clusters-"):
-            # The file of known_files.py. All projects write it. It uses a fact only if the file that the fact is of is unchanged.
-            return
         if how == "open":
             how = "text" if absolute.startswith(("/proc/", "/sys/")) else "stat"
         self._used[how, absolute] = None
@@ -87,7 +83,7 @@ class Trace:
         if argv[0] != "git" or options.keys() - {"check", "timeout", "errors", "env"} or options.get("check", True):
             self.is_whole = False
             return _run(argv, **options)
-        with _paused():
+        with recordings.paused():
             done = _run(argv, **options)
         language = (options.get("env") or {}).get("LC_ALL")
         self._asked[json.dumps([list(argv), options.get("errors", "replace"), language])] = _answer(done)
@@ -99,8 +95,7 @@ class Trace:
             path, _, flags = words
             is_code = isinstance(path, str) and path.endswith(".pyc")
             if flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
-                # The number of an open file: its opening was an event, too.
-                self.is_whole &= is_code or isinstance(path, int) or str(path).startswith(self._cache)
+                self.is_whole &= is_code or str(path).startswith(self._cache)
             elif not is_code:
                 self.use("open", path)
         elif name in {"os.listdir", "os.scandir"}:
@@ -110,23 +105,12 @@ class Trace:
             self.is_whole = False
 
 
-_active: list[Trace] = []
 _is_hooked = False
 
 
 def _heard(name: str, words: tuple[Any, ...]) -> None:
-    if _active:
-        _active[-1].event(name, words)
-
-
-@contextmanager
-def _paused() -> Iterator[None]:
-    before = _active[:]
-    _active.clear()
-    try:
-        yield
-    finally:
-        _active.extend(before)
+    if recordings.active:
+        recordings.active[-1].event(name, words)
 
 
 @contextmanager
@@ -143,11 +127,11 @@ def recorded() -> Iterator[Trace]:
     for name, function in before.items():
         setattr(os, name, _noting(trace, name, function))
     time.time = _noting_clock(trace, clock)
-    _active.append(trace)
+    recordings.active.append(trace)
     try:
         yield trace
     finally:
-        _active.remove(trace)
+        recordings.active.remove(trace)
         time.time, shell.run = clock, _run
         for name, function in before.items():
             setattr(os, name, function)
@@ -192,6 +176,8 @@ def _answer(done: shell.Completed) -> str:
 
 def _noting(trace: Trace, name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def noted(path: Any, *words: Any, **options: Any) -> Any:
+        if trace not in recordings.active:
+            return function(path, *words, **options)
         if options.get("dir_fd") is not None or name == "statvfs":
             trace.is_whole = False
         links = options.get("follow_symlinks", True)
@@ -204,7 +190,7 @@ def _noting(trace: Trace, name: str, function: Callable[..., Any]) -> Callable[.
 def _noting_clock(trace: Trace, clock: Callable[[], float]) -> Callable[[], float]:
     def noted() -> float:
         asking = sys._getframe(1).f_globals.get("__name__", "")
-        trace.is_whole &= asking in _CLOCK_OF_CACHES or not asking.startswith("kit.")
+        trace.is_whole &= trace not in recordings.active or not asking.startswith("kit.")
         return clock()
 
     return noted

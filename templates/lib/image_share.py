@@ -97,6 +97,12 @@ class Share:
                 os._exit(1)
             self.tell_progress()
 
+    def await_blocks(self, blocks, wanted):
+        """Wait until so many blocks of this list are here. False when another list is used."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.have >= wanted or self.blocks is not blocks)
+            return self.blocks is blocks
+
     def tell_progress(self, **message):
         """Report how far this node is, and what it has read from the store since the last report."""
         with self.changed:

@@ -262,10 +262,8 @@ class _Digest(threading.Thread):
         """Read each block when it is there."""
         share, blocks = self._share, self._blocks
         for index in range(blocks.count):
-            with share.changed:
-                share.changed.wait_for(lambda wanted=index: share.have > wanted or share.blocks is not blocks)
-                if share.blocks is not blocks:
-                    return
+            if not share.await_blocks(blocks, index + 1):
+                return
             self._whole.update(image_blocks.read_at(share.file, blocks.offset(index), blocks.length(index)))
 
     def result(self):
@@ -285,17 +283,10 @@ class _WriteOut(threading.Thread):
     def run(self):
         """Write out a part after the other. The last one is the whole image's fsync."""
         share, blocks = self._share, self._blocks
-        step, begun = max(1, _WRITTEN_OUT // blocks.block), share.have
-        while True:
-            with share.changed:
-                share.changed.wait_for(
-                    lambda wanted=begun + step: (
-                        share.have >= wanted or share.have == blocks.count or share.blocks is not blocks
-                    )
-                )
-                if share.have == blocks.count or share.blocks is not blocks:
-                    return
-                begun = share.have
+        step = max(1, _WRITTEN_OUT // blocks.block)
+        for wanted in range(share.have + step, blocks.count, step):
+            if not share.await_blocks(blocks, wanted):
+                return
             try:
                 os.fdatasync(share.file)
             except OSError as error:

@@ -8,7 +8,7 @@ the number of an attempt.
     again START NAME=VALUE…          start the same ranks again, with these variables
     release START                    let the ranks' steps see how they ended
 
-Reports go to standard output, which srun brings to the batch script: `kit-warm WORD START NUMBER`.
+Reports go to standard output, which srun brings to the batch script: `kit-warm WORD START NUMBER [HOW]`.
 
     forked START RANK                a rank runs
     ended START RANK HOW             a rank ended, and its step does not know yet; HOW is "killed" after KILL, else "failed"

@@ -18,7 +18,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -45,8 +44,8 @@ def library(name: str) -> Any:
         sys.path.remove(str(LIB))
 
 
-image_blocks, image_chain, image_orders, image_taker, node_wire = map(
-    library, ("image_blocks", "image_chain", "image_orders", "image_taker", "node_wire")
+image_blocks, image_chain, image_orders, image_share, image_taker, node_wire = map(
+    library, ("image_blocks", "image_chain", "image_orders", "image_share", "image_taker", "node_wire")
 )
 PROGRAMS = sorted(path.name for path in LIB.glob("image_*.py"))
 MEBIBYTE = 1 << 20
@@ -610,7 +609,8 @@ def test_a_build_writes_the_list_that_a_node_would_make(tmp_path: Path, size: in
 def written(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What writes out a file of ten blocks, four at a time, and what it knew at each time: `synced`."""
     blocks = SimpleNamespace(block=MEBIBYTE, count=10)
-    share = SimpleNamespace(changed=threading.Condition(threading.RLock()), blocks=blocks, have=0, file=-1, synced=[])
+    share = image_share.Share("node", "0" * 64, meeting=None, file=-1, done=False)
+    share.blocks, share.synced = blocks, []
     monkeypatch.setattr(image_taker, "_WRITTEN_OUT", 4 * MEBIBYTE)
     monkeypatch.setattr(image_taker.os, "fdatasync", lambda _: share.synced.append(share.have))
     share.thread = image_taker._WriteOut(share, blocks)

@@ -1,0 +1,23 @@
+"""Whether what the kit reads is recorded right now: traced_inputs.py. A small cache is read and written unrecorded.
+
+It is a module of its own because every command that reads a cache imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+active: list[Any] = []
+
+
+@contextmanager
+def paused() -> Iterator[None]:
+    """Record nothing inside of the `with` block."""
+    before = active[:]
+    active.clear()
+    try:
+        yield
+    finally:
+        active.extend(before)
