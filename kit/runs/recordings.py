@@ -1,4 +1,4 @@
-"""Whether what the kit reads is recorded right now: traced_inputs.py. A small cache is read and written unrecorded.
+"""The recording of what the kit reads (traced_inputs.py): whether it runs. Small caches are read and written while it pauses.
 
 It is a module of its own because every command that reads a cache imports it.
 """
