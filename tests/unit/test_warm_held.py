@@ -187,7 +187,8 @@ def test_after_an_error_the_others_may_end_by_themselves_first(
     """They print what they had called: `kit why` needs it after a collective that did not fit. They were killed at once."""
     monkeypatch.setattr(sys, "path", [str(REPO / "templates" / "lib"), *sys.path])
     held_module = import_module("warm_held")
-    now, killed = [100.0], []
+    now = [100.0]
+    killed: list[int] = []
     monkeypatch.setattr(held_module.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(held_module, "_kill", killed.append)
     rank = held_module.Rank(None, {"env": {"KIT_ATTEMPT": "0", "RANK": "1"}, "fds": []})
