@@ -8,7 +8,6 @@ import ctypes
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from . import keep, reports
+from . import ends, keep, reports
 from .faults import Refused
 
 Made = TypeVar("Made")
@@ -81,7 +80,7 @@ def run(program: Callable[[Ranks], int], device: str) -> NoReturn:
         with started(device) as world:
             return program(world)
 
-    sys.exit(keep.run(once))
+    ends.run(lambda: keep.run(once))
 
 
 def _die_with_torchrun() -> None:

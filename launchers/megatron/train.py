@@ -11,7 +11,6 @@ options and files see docs/guides/training.md.
 
 import contextlib
 import dataclasses
-import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -23,6 +22,7 @@ import weights
 from lib import (
     checkpoint,
     data,
+    ends,
     huggingface,
     loop,
     memory,
@@ -469,11 +469,15 @@ def counted(shape: model.Shape) -> tuple[int, float]:
     return sum(one.numel() for one in net.parameters()), net.flops_per_token()
 
 
-if __name__ == "__main__":
+def main() -> int:
+    """Train in the process group. Returns the exit code."""
     # Megatron calls CUDA by name. Without a GPU, lib/without_cuda.py answers these calls while the program runs.
     with contextlib.ExitStack() as stack:
         world = stack.enter_context(ranks.started(args.device))
         if world.device.type == "cpu":
             stack.enter_context(without_cuda.pretended())
-        code = train(world)
-    sys.exit(code)
+        return train(world)
+
+
+if __name__ == "__main__":
+    ends.run(main)
