@@ -1,4 +1,4 @@
-"""How a training program ends: with its own exit code, after its exit functions, whatever gloo's threads still do."""
+"""The end of a training program: its own exit code, after its exit functions, whatever the threads of gloo still do."""
 
 import os
 import subprocess
