@@ -4,6 +4,7 @@
     <dir>/latest           the name of the newest, written last
     <dir>/best             the name of the one with the smallest validation loss, where the program validates
     <dir>/.tmp-step-…      one that is being written; the next start removes what a killed run left
+    <dir>/.tmp-old-step-…  one that is being removed
 
 A save has two halves. `start(folder)` runs on every rank in the training loop, without a collective, and notes the state by kept().
 It returns a function that writes the files, on its own thread where `background` is on. The thread first copies the state into
@@ -35,6 +36,7 @@ from .host_copy import HostCopy
 from .ranks import Ranks
 
 MARKER, MODEL = "complete.json", "model.json"
+OLD = ".tmp-old-"  # before the name of a checkpoint that is being removed
 Finish = Callable[[], None]
 
 
@@ -59,6 +61,7 @@ class Checkpoints:
         # A separate group: the background thread's collectives must not mix with those of the training loop.
         self.group = dist.new_group(backend="gloo")
         self._thread: threading.Thread | None = None
+        self._removal: threading.Thread | None = None  # of checkpoints that are no longer kept
         self._error: BaseException | None = None
         self._last = -1
         self._best: tuple[str, float] | None = None  # the folder's name, its validation loss
@@ -75,7 +78,8 @@ class Checkpoints:
         if world.is_main_process:
             folder.mkdir(parents=True, exist_ok=True)
             for left in folder.glob(".tmp-*"):
-                shutil.rmtree(left)
+                # An earlier start in this process may still remove one.
+                shutil.rmtree(left, ignore_errors=left.name.startswith(OLD))
         dist.barrier(group=world.control)
 
     def save(self, step: int, start: Callable[[Path], Finish | None], *, last: bool = False) -> None:
@@ -248,12 +252,20 @@ class Checkpoints:
         writing.rename(target)
         sync(self._folder)
         _replace(self._folder / "latest", target.name + "\n")
-        if best := _least_loss(self._folder.glob("step-*"), int(target.name[5:])):
+        kept = sorted(self._folder.glob("step-*"))
+        if best := _least_loss(kept, int(target.name[5:])):
             _replace(self._folder / "best", best[0] + "\n")
         sync(self._folder)
-        for old in sorted(self._folder.glob("step-*"))[: -self._keep]:
-            if best is None or old.name != best[0]:
-                shutil.rmtree(old)
+        self._remove([old for old in kept[: -self._keep] if best is None or old.name != best[0]])
+
+    def _remove(self, folders: Iterable[Path]) -> None:
+        """Remove checkpoints on a thread: it takes up to a quarter of a save. The next removal and the end of the program wait."""
+        aside = [folder.rename(folder.with_name(f"{OLD}{folder.name}")) for folder in folders]
+        if aside:
+            if self._removal is not None:
+                self._removal.join()  # no more than one that is removed lies beside those that are kept
+            self._removal = threading.Thread(target=_removed, args=(aside,))
+            self._removal.start()
 
     def fault(self, folder: Path) -> str | None:
         """The fault of a checkpoint, or None. All ranks check it together, each a part of the files (see _my_check)."""
@@ -288,6 +300,16 @@ class Checkpoints:
 
     def _my_part(self, items: list[Any]) -> list[Any]:
         return items[self._world.ddp_rank :: self._world.ddp_world_size]
+
+
+def _removed(folders: Iterable[Path]) -> None:
+    for folder in folders:
+        try:
+            shutil.rmtree(folder)
+        except OSError as error:
+            print(
+                f"warning: {folder} was not removed: {error}; the next start tries again", file=sys.stderr, flush=True
+            )
 
 
 def _least_loss(folders: Iterable[Path], until: int) -> tuple[str, float] | None:

@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -382,6 +383,32 @@ def test_the_best_and_the_newest_are_kept_and_the_rest_goes(alone: Any, tmp_path
     assert later.is_best(12, 1.0)
     later.save(12, start)
     assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000012"]
+
+
+def test_a_save_does_not_wait_for_the_removal_of_an_old_checkpoint(
+    alone: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from lib import checkpoint
+
+    def saves() -> Any:
+        return checkpoint.Checkpoints(tmp_path, alone, {"program": "x", "arguments": {}}, keep=1)
+
+    def start(folder: Path) -> None:
+        (folder / "state.pt").write_bytes(b"state")
+
+    kept, go, remove = saves(), threading.Event(), checkpoint.shutil.rmtree
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", lambda *words, **more: go.wait(60) and remove(*words, **more))
+    for step in (1, 2):
+        kept.save(step, start)
+    aside = tmp_path / ".tmp-old-step-00000001"
+    assert sorted(path.name for path in tmp_path.glob("step-*")) == ["step-00000002"]
+    assert aside.is_dir()
+    go.set()
+    kept._removal.join()
+    assert not aside.exists()
+    aside.mkdir()  # as a kill -9 leaves it
+    saves()
+    assert not aside.exists()
 
 
 class Drawn:
