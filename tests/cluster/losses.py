@@ -120,7 +120,7 @@ class Truth:
         """From the end of each rank of the last attempt to that of the last one, which evaluates meanwhile."""
         ends = [one["ended"] for one in self.processes.values() if "ended" in one]
         assert len(ends) == 4
-        return sum(max(ends) - end for end in ends)
+        return float(sum(max(ends) - end for end in ends))
 
     def lost(self) -> float:
         """Steps that a rank's next process made once more, by what a step of the one before took without its waits."""
