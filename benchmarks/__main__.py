@@ -1,27 +1,80 @@
-"""`python -m benchmarks [NAME [OPTIONS]]`: one benchmark, or all of them."""
+"""`python -m benchmarks [NAME[,NAME] [OPTIONS]]`: some benchmarks, or all of them, and at the end the goals that were missed.
+
+Each runs in a process of its own, so that what one has loaded does not slow down or enlarge the next. Options are of one benchmark.
+"""
 
 from __future__ import annotations
 
 import importlib
+import json
+import os
 import signal
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+
+from benchmarks._common import GOALS, Goal
 
 _BY_NAME = {"forecast", "two_clusters", "when"}
 
 
-def main() -> int:
-    """Run the named benchmark, or every module in this folder. Returns 1 when a benchmark missed a goal."""
+@dataclass(frozen=True, kw_only=True)
+class Ran:
+    """How a benchmark ended. code: 0, 1 where a goal was missed, or that of its failure. goals: those that it printed."""
+
+    name: str
+    code: int
+    minutes: float
+    goals: Sequence[Goal]
+
+    def __str__(self) -> str:
+        """Its row of the last table."""
+        missed = "; ".join(f"{goal.name} {goal.value:.3g} ({goal.limit})" for goal in self.goals if not goal.met)
+        bounded = sum(goal.bound is not None for goal in self.goals)
+        met = sum(goal.bound is not None and goal.met for goal in self.goals)
+        broken = "" if self.goals or not self.code else f"its table is missing; ended with {self.code}"
+        return f"| {self.name} | {self.minutes:.1f} | {met} of {bounded} | {missed or broken} |"
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run the named benchmarks, or every module in this folder. Returns 1 where one missed a goal or failed."""
     known = sorted(path.stem for path in Path(__file__).parent.glob("*.py") if not path.stem.startswith("_"))
-    if len(sys.argv) > 1 and sys.argv[1] not in known:
-        print(f"no such benchmark: {sys.argv[1]}; there are: {', '.join(known)}", file=sys.stderr)
+    # These need a quarter of an hour, or a quiet machine. They run only by name, as in `make bench-when`.
+    chosen = arguments[0].split(",") if arguments else [name for name in known if name not in _BY_NAME]
+    if unknown := [name for name in chosen if name not in known]:
+        print(f"no such benchmark: {unknown[0]}; there are: {', '.join(known)}", file=sys.stderr)
         return 2
     # A benchmark takes its cluster down at its end. TERM would leave the cluster up.
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    # These need a quarter of an hour, or a quiet machine. They run only by name, as in `make bench-when`.
-    chosen = sys.argv[1:2] or [name for name in known if name not in _BY_NAME]
-    return max(int(importlib.import_module(f"benchmarks.{name}").main(sys.argv[2:])) for name in chosen)
+    if len(chosen) == 1:
+        return int(importlib.import_module(f"benchmarks.{chosen[0]}").main(arguments[1:]))
+    if arguments[1:]:
+        print(f"options are of one benchmark: {' '.join(arguments[1:])}", file=sys.stderr)
+        return 2
+    ran = [_ran(name) for name in chosen]
+    print("\n| benchmark | minutes | goals met | missed |\n|---|---|---|---|")
+    for one in ran:
+        print(one)
+    return int(any(one.code for one in ran))
+
+
+def _ran(name: str) -> Ran:
+    print(f"\n## {name}\n", flush=True)
+    began = time.monotonic()
+    with tempfile.NamedTemporaryFile("r", encoding="utf-8", prefix="kit-bench-") as goals:
+        process = subprocess.Popen([sys.executable, "-m", "benchmarks", name], env=os.environ | {GOALS: goals.name})
+        try:
+            code = process.wait()
+        finally:
+            process.terminate()  # nothing, where it has ended
+            process.wait()
+        printed = [Goal(**json.loads(line)) for line in goals]
+    return Ran(name=name, code=code, minutes=(time.monotonic() - began) / 60, goals=printed)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(main(sys.argv[1:]))

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
+import os
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# The environment variable with a file that gets each goal, for the table of several benchmarks.
+GOALS = "KIT_BENCH_GOALS"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +32,15 @@ class Goal:
             return True
         return self.value >= self.bound if self.at_least else self.value <= self.bound
 
+    @property
+    def limit(self) -> str:
+        """The bound as it is printed; empty without one."""
+        return "" if self.bound is None else f"{'>=' if self.at_least else '<='} {self.bound:g}"
+
     def __str__(self) -> str:
         """The figure's row of the table."""
-        bound, met = "", ""
-        if self.bound is not None:
-            bound = f"{'>=' if self.at_least else '<='} {self.bound:g}"
-            met = "yes" if self.met else "NO"
-        return f"| {self.name} | {self.value:.3f} {self.unit} | {bound} | {met} |"
+        met = "" if self.bound is None else "yes" if self.met else "NO"
+        return f"| {self.name} | {self.value:.3f} {self.unit} | {self.limit} | {met} |"
 
 
 def report(goals: Sequence[Goal]) -> int:
@@ -42,6 +48,9 @@ def report(goals: Sequence[Goal]) -> int:
     print("| what | measured | bound | met |\n|---|---|---|---|")
     for goal in goals:
         print(goal)
+    if path := os.environ.get(GOALS):
+        with Path(path).open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(asdict(goal)) + "\n" for goal in goals)
     return 0 if all(goal.met for goal in goals) else 1
 
 
