@@ -125,6 +125,7 @@ def up(
     )
     cluster = embedded.up(name, shape, folder=folder, pyxis=pyxis, say=_say)
     _say(f"cluster {name}: {cluster.shape}")
+    _say_without_file(name)
     typer.echo(f"export SLURM_CONF={shlex.quote(str(cluster.slurm_conf))}")
 
 
@@ -205,6 +206,18 @@ _DETECTED = """\
 
 def _say(line: str) -> None:
     typer.echo(line, err=True)
+
+
+def _say_without_file(name: str) -> None:
+    """A cluster that runs can be used with Slurm's commands at once, but --cluster names a file."""
+    from kit import config, data_folders
+    from kit.errors import KitError
+
+    try:
+        config.cluster_entry(name, data_folders.project())
+    except KitError:
+        _say(f"clusters/{name}.toml is not there, and `kit submit --cluster {name}` needs it: begin with")
+        _say('  embedded = true\n  [node]\n  cpus = 8\n  [container]\n  runtime = "auto"')
 
 
 def _as_data(found: ClusterStatus) -> dict[str, Any]:

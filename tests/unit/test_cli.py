@@ -6,11 +6,13 @@ import json
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from typer.testing import CliRunner
 
 from kit import data_folders, shell
-from kit.cli import init
+from kit.cli import cluster, init
 from kit.cli.submit_messages import following
 from kit.slurm import embedded
 from tests.support import REPO, plan_of, write_job
@@ -157,3 +159,23 @@ def test_what_errors_quote_does_not_reach_the_terminal_raw(tmp_path: Path) -> No
     done = kit("render", "a\x1b]0;owned\x07\u202e.toml", cwd=tmp_path)
     assert done.returncode == 3
     assert "a\\x1b]0;owned\\x07\\u202e.toml" in done.stderr
+
+
+@pytest.mark.parametrize("has_file", [False, True])
+def test_an_embedded_cluster_without_a_file_says_what_submit_needs(
+    has_file: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "clusters").mkdir()
+    text = 'embedded = true\n[node]\ncpus = 8\n[container]\nruntime = "auto"\n'
+    if has_file:
+        (tmp_path / "clusters" / "mine.toml").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(embedded, "up", lambda *_, **__: SimpleNamespace(shape="1 nodes", slurm_conf="/lab/slurm.conf"))
+    done = CliRunner().invoke(cluster.app, ["up", "--name", "mine"])
+    assert (done.exit_code, done.stdout) == (0, "export SLURM_CONF=/lab/slurm.conf\n")
+    said = done.stderr.splitlines()
+    if has_file:
+        assert said == ["cluster mine: 1 nodes"]
+    else:
+        assert said[1].startswith("clusters/mine.toml is not there, and `kit submit --cluster mine` needs it")
+        assert "\n".join(line.strip() for line in said[2:]) + "\n" == text
