@@ -19,9 +19,10 @@ from kit.health.run_record import MOST_RANKS, Failed, Log, Record
 from kit.spec.run_paths import CONTAINER_RUN, CONTAINER_WORKSPACE
 
 _RULES = (*framework_rules.ALL, *program_rules.RULES)
-# 128 + SIGABRT. C and C++ programs print these lines before they abort.
-_ABORTED = 134
-_ABORT_MESSAGE = re.compile(r"^ *what\(\): |Assertion .* failed")
+# 128 + SIGABRT, and 128 + SIGSEGV where faulthandler's report of the abort failed. C and C++ programs print these lines before they
+# abort.
+_ABORTED = {134, 139}
+_ABORT_MESSAGE = re.compile(r"^terminate called without|^ *what\(\): |Assertion .* failed")
 _FAILED_SOME = "it ended with exit code {code}"
 _EXCEPTION = Rule(
     id="exception",
@@ -118,7 +119,7 @@ def judge(record: Record, failed: Failed) -> Found:
     """Match one rank's log and exit code with the rules."""
     log = record.rank_log(failed.rank, failed.role)
     end = ending(log, _roots(record))
-    rule, values = _matched(end if failed.code != _ABORTED else replace(end, text=_last_words(log, end)), failed)
+    rule, values = _matched(end if failed.code not in _ABORTED else replace(end, text=_last_words(log, end)), failed)
     known = {
         "rank": failed.rank,
         "node": failed.node,

@@ -152,7 +152,7 @@ RULES = (
     ),
 )
 
-# Rules by exit code (128 + the signal), for ends that no text explains. The last two accept any code.
+# Rules by exit code (128 + the signal), for ends that no text above explains. Those without a code accept any.
 BY_CODE = (
     Rule(
         id="setup-line",
@@ -179,24 +179,24 @@ BY_CODE = (
         advice="look at memory: kit status shows max_rss where there is accounting; set resources.memory, or retry.in_allocation",
     ),
     Rule(
+        id="freed-at-exit",
+        verdict=CODE,
+        # Any code: after this abort, faulthandler's report may itself end with a segmentation fault, as it reads a Python thread that
+        # is gone. The text is that of libstdc++ when a thread that nobody joined is destroyed, or unwound by the end of Python.
+        pattern=r"^terminate called without an active exception",
+        says="a thread of a native library was at work when the program ended",
+        advice=(
+            "with torch: free the model before destroy_process_group(), for instance by training in a function that "
+            "returns before it; or end with os._exit(0) when all is written"
+        ),
+    ),
+    Rule(
         id="segfault",
         verdict=CODE,
         code=139,
         pattern="",
         says="it ended with a segmentation fault",
         advice="a native library broke: look at the stack in the log, and at libraries of different versions",
-    ),
-    Rule(
-        id="freed-at-exit",
-        verdict=CODE,
-        code=134,
-        # The text of libstdc++ when a thread that nobody joined is destroyed, or unwound by the end of Python.
-        pattern=r"^terminate called without an active exception",
-        says="a thread of a native library was at work when the program ended",
-        advice=(
-            "with torch: free the model before destroy_process_group(), for instance by training in a function that "
-            "returns before it"
-        ),
     ),
     Rule(
         id="aborted",

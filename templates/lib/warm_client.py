@@ -19,6 +19,8 @@ import time
 _AGAIN_S = 0.02
 # A warm process that imports for longer than this is not waited for.
 _ANSWER_S = 600
+# The time for this task's slurmstepd to follow that of the warm process.
+_ALSO_S = 1.0
 _PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
@@ -32,16 +34,17 @@ def main():
     ignored = [
         n for n in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ} if signal.getsignal(n) == signal.SIG_IGN
     ]
+    slurmstepd = _stat_of(env.get("KIT_SLURMSTEPD"))
     connection = _connected(name, float(seconds))
     reason = "there is no warm process on this node"
     if connection is not None:
-        reason = _ask(connection, argv, env, ignored)
+        reason = _ask(connection, argv, env, ignored, slurmstepd)
     if reason:
         _say(f"{reason}; the rank imports by itself")
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
         os.execvpe(argv[0], argv, {**env, "KIT_RANK_SHELL": shell})
-    _end(*_stand_for(connection))
+    _end(*_stand_for(connection, slurmstepd))
 
 
 def _connected(name, seconds):
@@ -60,7 +63,7 @@ def _connected(name, seconds):
         time.sleep(_AGAIN_S)
 
 
-def _ask(connection, argv, env, ignored):
+def _ask(connection, argv, env, ignored, slurmstepd):
     """Send the request. Returns the reason of a refusal, or ''."""
     umask = os.umask(0)
     os.umask(umask)
@@ -82,7 +85,7 @@ def _ask(connection, argv, env, ignored):
         connection.sendmsg([struct.pack("!I", len(text))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, fds)])
         connection.sendall(text)
         # From here on, a signal is meant for the rank. It must not end this process first.
-        _pass_signals(connection, _stat_of(env.get("KIT_SLURMSTEPD")))
+        _pass_signals(connection, slurmstepd)
         answer = _line(connection)
     except OSError:
         answer = ""
@@ -131,7 +134,7 @@ def _is_gone(stat):
     return not name or rest[:1] in (b"Z", b"X")
 
 
-def _stand_for(connection):
+def _stand_for(connection, slurmstepd):
     """Wait for the rank's end. Returns 'exit' and its code, or 'killed' and its signal."""
     while True:
         try:
@@ -146,6 +149,11 @@ def _stand_for(connection):
             return word, int(number)
         else:
             _say("the warm process is gone, and its ranks with it")
+            # All slurmstepds of a node may be killed one after the other, and that of the warm process first. rank.sh looks for its
+            # own next, to tell why.
+            end = time.monotonic() + _ALSO_S
+            while slurmstepd is not None and not _is_gone(slurmstepd) and time.monotonic() < end:
+                time.sleep(0.02)
             return "killed", signal.SIGKILL
 
 

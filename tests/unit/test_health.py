@@ -79,6 +79,23 @@ def test_case(name: str, tmp_path: Path) -> None:
             assert cited.text.split(" ")[-1] in lines[cited.line - 1], "the evidence is the line that it names"
 
 
+def test_an_abort_whose_report_failed_is_the_same_abort(tmp_path: Path) -> None:
+    """faulthandler met a Python thread that was gone, and the rank ended with 139: as a rank of DeepSpeed did, in CI."""
+    run = shutil.copytree(FOLDER / "freed-at-exit", tmp_path / "freed-at-exit")
+    for log in run.glob("logs/*.log"):
+        text = log.read_text(encoding="utf-8").replace("exit code 134", "exit code 139")
+        text = re.sub(
+            r"(?m)^((?:  \| )?)Current thread .*\n.*$", r"\1Fatal Python error: Segmentation fault\n\1\n\1", text
+        )
+        log.write_text(text.replace("140 Aborted", "140 Segmentation fault"), encoding="utf-8")
+    failure = run / "state" / "failures-0" / "train-0" / "rank-0.134"
+    failure.with_name("rank-0.139").write_text(failure.read_text().replace(" 134 ", " 139 "))
+    failure.unlink()
+    (one,) = status.of([run], queue=lambda cluster: {})
+    found = explain(Record(status=one))
+    assert (found.rule, found.verdict) == ("freed-at-exit", CASES["freed-at-exit"].verdict), found
+
+
 def test_a_requeue_after_a_lost_node_says_so(tmp_path: Path) -> None:
     """The ranks of the other nodes ended by Slurm's own signals: their exit code is not the reason."""
     found = answered(

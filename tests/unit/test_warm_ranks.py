@@ -11,12 +11,16 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from tests.support import REPO
 from tests.warm import TIMEOUT_S, Warm, came
 
 # What a program sees of itself. The addresses of objects, and what names this start, are left out.
@@ -131,25 +135,50 @@ def test_ranks_share_no_random_numbers(warm: Warm) -> None:
     assert len({*drawn}) == 6
 
 
+@pytest.fixture
+def slurmstepd(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process of this name."""
+    program = tmp_path / "slurmstepd"
+    shutil.copy(shutil.which("sleep") or "sleep", program)
+    started = subprocess.Popen([program, "60"])
+    yield started
+    started.kill()
+    started.wait()
+
+
 @pytest.mark.parametrize("lives", [True, False])
-def test_a_rank_without_its_slurmstepd_is_killed_and_not_hung_up(warm: Warm, tmp_path: Path, lives: bool) -> None:
+def test_a_rank_without_its_slurmstepd_is_killed_and_not_hung_up(
+    warm: Warm, slurmstepd: subprocess.Popen[bytes], lives: bool
+) -> None:
     """Pyxis's tasks get HUP when their slurmstepd was killed. The run then ended with 129, as if the program had got it."""
     warm.write("import time\nprint('up', flush=True)\ntime.sleep(60)")
     warm.serve("json")
-    program = tmp_path / "slurmstepd"
-    shutil.copy(shutil.which("sleep") or "sleep", program)
-    slurmstepd = subprocess.Popen([program, "60"])
-    try:
-        rank = warm.start("p.py", KIT_SLURMSTEPD=str(slurmstepd.pid))
-        came(lambda: "up" in (warm.folder / "out").read_text())
-        if not lives:
-            slurmstepd.kill()
-            slurmstepd.wait()
-        rank.send_signal(signal.SIGHUP)
-        assert rank.wait(TIMEOUT_S) == -(signal.SIGHUP if lives else signal.SIGKILL)
-    finally:
+    rank = warm.start("p.py", KIT_SLURMSTEPD=str(slurmstepd.pid))
+    came(lambda: "up" in (warm.folder / "out").read_text())
+    if not lives:
         slurmstepd.kill()
         slurmstepd.wait()
+    rank.send_signal(signal.SIGHUP)
+    assert rank.wait(TIMEOUT_S) == -(signal.SIGHUP if lives else signal.SIGKILL)
+
+
+@pytest.mark.parametrize(("gone_after", "waits"), [(0, 0), (3, 3), (1000, 50)])
+def test_a_slurmstepd_that_is_killed_after_that_of_the_warm_process_is_seen(
+    monkeypatch: pytest.MonkeyPatch, gone_after: int, waits: int
+) -> None:
+    """rank.sh looks for it once the client has ended. It lived for another moment, and `kit why` named srun instead."""
+    monkeypatch.setattr(sys, "path", [str(REPO / "templates" / "lib"), *sys.path])
+    client = import_module("warm_client")
+    slept: list[float] = []
+    monkeypatch.setattr(client.time, "monotonic", lambda: sum(slept))
+    monkeypatch.setattr(client.time, "sleep", slept.append)
+    monkeypatch.setattr(client, "_is_gone", lambda _: len(slept) >= gone_after)
+    connection = SimpleNamespace(recv=lambda _: b"")
+    assert client._stand_for(connection, 5) == ("killed", signal.SIGKILL)
+    assert abs(len(slept) - waits) <= 1, "a second at most"
+    slept.clear()
+    client._stand_for(connection, None)
+    assert slept == [], "where it cannot be seen"
 
 
 def test_a_signal_reaches_the_rank_once(warm: Warm, noted: list[int]) -> None:
