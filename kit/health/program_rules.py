@@ -181,8 +181,8 @@ BY_CODE = (
     Rule(
         id="freed-at-exit",
         verdict=CODE,
-        # Any code: after this abort, faulthandler's report may itself end with a segmentation fault, as it reads a Python thread that
-        # is gone. The text is that of libstdc++ when a thread that nobody joined is destroyed, or unwound by the end of Python.
+        # Any code: after this abort, faulthandler's report may itself end with a segmentation fault, as it reads a Python thread
+        # that is gone. The text is that of libstdc++ when a thread that nobody joined is destroyed, or unwound by Python's end.
         pattern=r"^terminate called without an active exception",
         says="a thread of a native library was at work when the program ended",
         advice=(
