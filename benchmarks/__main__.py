@@ -23,7 +23,7 @@ _BY_NAME = {"forecast", "two_clusters", "when"}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ran:
+class Outcome:
     """How a benchmark ended. code: 0, 1 where a goal was missed, or that of its failure. goals: those that it printed."""
 
     name: str
@@ -36,8 +36,9 @@ class Ran:
         missed = "; ".join(f"{goal.name} {goal.value:.3g} ({goal.limit})" for goal in self.goals if not goal.met)
         bounded = sum(goal.bound is not None for goal in self.goals)
         met = sum(goal.bound is not None and goal.met for goal in self.goals)
-        broken = "" if self.goals or not self.code else f"its table is missing; ended with {self.code}"
-        return f"| {self.name} | {self.minutes:.1f} | {met} of {bounded} | {missed or broken} |"
+        if self.code and not missed:
+            missed = f"{'' if self.goals else 'its table is missing; '}ended with {self.code}"
+        return f"| {self.name} | {self.minutes:.1f} | {met} of {bounded} | {missed} |"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,14 +56,14 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[1:]:
         print(f"options are of one benchmark: {' '.join(arguments[1:])}", file=sys.stderr)
         return 2
-    ran = [_ran(name) for name in chosen]
+    outcomes = [_outcome(name) for name in chosen]
     print("\n| benchmark | minutes | goals met | missed |\n|---|---|---|---|")
-    for one in ran:
+    for one in outcomes:
         print(one)
-    return int(any(one.code for one in ran))
+    return int(any(one.code for one in outcomes))
 
 
-def _ran(name: str) -> Ran:
+def _outcome(name: str) -> Outcome:
     print(f"\n## {name}\n", flush=True)
     began = time.monotonic()
     with tempfile.NamedTemporaryFile("r", encoding="utf-8", prefix="kit-bench-") as goals:
@@ -70,10 +71,10 @@ def _ran(name: str) -> Ran:
         try:
             code = process.wait()
         finally:
-            process.terminate()  # nothing, where it has ended
+            process.terminate()  # if this process was told to end
             process.wait()
         printed = [Goal(**json.loads(line)) for line in goals]
-    return Ran(name=name, code=code, minutes=(time.monotonic() - began) / 60, goals=printed)
+    return Outcome(name=name, code=code, minutes=(time.monotonic() - began) / 60, goals=printed)
 
 
 if __name__ == "__main__":

@@ -30,6 +30,7 @@ from benchmarks._common import ROOT, Goal, report
 MEMORY = Path("/dev/shm")
 SAVES = 4  # in the background; the first one, which allocates the copy, is left out
 STEPS = 4  # between two saves
+OUTER = 2  # outer steps between two saves of DiLoCo: it stops after an outer step, which must not always be one that it saves
 ATTEMPTS = 5
 STALL = 1 / 24  # DCP's published stall is 1/23.6 of a save in the foreground, of 7B parameters
 PATIENCE_S = 240.0
@@ -108,9 +109,14 @@ def measured(on: Bench, name: str, ranks: int) -> tuple[int, float, float]:
     for _ in range(ATTEMPTS):
         size, seconds, last = stopped(on, name, ranks)
         # Where the stop came at a step that had just been saved in the background, nothing was left to save.
-        if last % (2 * (STEPS + 1) if name == "diloco" else STEPS):  # DiLoCo counts its outer steps, too
+        if last % between(name):
             return size, seconds[-1], statistics.median(seconds[1:-1])
     raise RuntimeError(f"{name}: each of {ATTEMPTS} stops came at a step that had just been saved")
+
+
+def between(name: str) -> int:
+    """From one save in the background to the next, as checkpoints are numbered: DiLoCo's by inner and outer steps together."""
+    return OUTER * (STEPS + 1) if name == "diloco" else STEPS
 
 
 def stopped(on: Bench, name: str, ranks: int) -> tuple[int, list[float], int]:
@@ -134,8 +140,7 @@ def started(on: Bench, name: str, ranks: int, folder: Path) -> Iterator[list[sub
     """The ranks of a program, which save in the background until they are stopped."""
     script, words = PROGRAMS[name]
     common = ["--device", "cpu", "--log-every", 0, "--checkpoint-keep", 1, "--checkpoint-async"]
-    # Of DiLoCo: outer steps. It stops at the end of one, and two lie between saves, so that the stop has something to save.
-    every = ["--checkpoint-every", 2 if name == "diloco" else STEPS]
+    every = ["--checkpoint-every", OUTER if name == "diloco" else STEPS]
     argv = [on.python, ROOT / "launchers" / script, *words, *sized(on, name), *common, *every]
     if "--context" in words:  # a short text, which is read at once
         texts = [json.dumps({"text": f"Text {number}, which is short and read at once. " * 20}) for number in range(40)]

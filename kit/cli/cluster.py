@@ -211,11 +211,11 @@ def _say(line: str) -> None:
 def _say_without_file(name: str) -> None:
     """A cluster that runs can be used with Slurm's commands at once, but --cluster names a file."""
     from kit import config, data_folders
-    from kit.errors import KitError
+    from kit.errors import ConfigError
 
     try:
         config.cluster_entry(name, data_folders.project())
-    except KitError:
+    except ConfigError:
         _say(f"clusters/{name}.toml is not there, and `kit submit --cluster {name}` needs it: begin with")
         _say('  embedded = true\n  [node]\n  cpus = 8\n  [container]\n  runtime = "auto"')
 

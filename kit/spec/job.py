@@ -13,7 +13,7 @@ from kit.spec.chain import Chain
 from kit.spec.checkpoint_and_tracking import Checkpoint, MegatronArguments, Metrics, Profile
 from kit.spec.diloco import DiLoCo
 from kit.spec.image_choice import ImageChoice, image_of
-from kit.spec.mount import Mount
+from kit.spec.mount import JobMount, Mount
 from kit.spec.notify import Notify
 from kit.spec.preflight_monitor_retry import Monitor, Preflight, Retry, Secrets, Watch
 from kit.spec.resources_slurm_container import ContainerOptions, Resources, SlurmOptions
@@ -150,7 +150,7 @@ class Job(Model):
         default=(),
         description="Variables of your environment that the ranks get. They get no other variable of your environment.",
     )
-    mounts: tuple[Name | Mount, ...] = Field(
+    mounts: tuple[JobMount, ...] = Field(
         default=(), description="Names from the cluster's mount set, or tables with a source and a target."
     )
     mount_set: Name | None = Field(

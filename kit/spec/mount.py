@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import Field, RootModel, model_validator
+from pydantic import BeforeValidator, Field, RootModel, model_validator
 
 from kit.spec.schema_base import Model, MountSource, MountTarget, Name
 from kit.spec.wrong_value_messages import Invalid
@@ -36,6 +36,22 @@ class Mount(Model):
     def read_only(self) -> bool:
         """Whether the container can only read it."""
         return "ro" in self.flags
+
+
+def _not_docker_text(value: Any) -> Any:
+    """Refuse `SOURCE:TARGET[:FLAGS]`, as `docker run --volume` takes it, with the table that says the same."""
+    if not isinstance(value, str) or "/" not in value:
+        return value
+    source, _, rest = value.partition(":")
+    target, _, words = rest.partition(":")
+    table: dict[str, Any] = {"source": source, "target": target or source}
+    if flags := [word for word in words.split(",") if word in get_args(Flag)]:
+        table["flags"] = flags
+    raise Invalid(f"{value!r} is not a name of the mount set; a path needs a table with source and target", write=table)
+
+
+# In a job: a name from the cluster's mount set, or a mount of the job's own.
+JobMount = Annotated[Name | Mount, BeforeValidator(_not_docker_text)]
 
 
 class MountSet(RootModel[dict[Name, Mount]]):

@@ -252,11 +252,11 @@ class Checkpoints:
         writing.rename(target)
         sync(self._folder)
         _replace(self._folder / "latest", target.name + "\n")
-        kept = sorted(self._folder.glob("step-*"))
-        if best := _least_loss(kept, int(target.name[5:])):
+        found = sorted(self._folder.glob("step-*"))
+        if best := _least_loss(found, int(target.name[5:])):
             _replace(self._folder / "best", best[0] + "\n")
         sync(self._folder)
-        self._remove([old for old in kept[: -self._keep] if best is None or old.name != best[0]])
+        self._remove([old for old in found[: -self._keep] if best is None or old.name != best[0]])
 
     def _remove(self, folders: Iterable[Path]) -> None:
         """Remove checkpoints on a thread: it takes up to a quarter of a save. The next removal and the end of the program wait."""
@@ -307,6 +307,8 @@ def _removed(folders: Iterable[Path]) -> None:
         try:
             shutil.rmtree(folder)
         except OSError as error:
+            if not folder.exists():
+                continue  # the next start in this process was faster
             print(
                 f"warning: {folder} was not removed: {error}; the next start tries again", file=sys.stderr, flush=True
             )

@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 import torch.distributed as dist
 
-from . import ends, keep, reports
+from . import keep, process_exit, reports
 from .faults import Refused
 
 Made = TypeVar("Made")
@@ -80,7 +80,7 @@ def run(program: Callable[[Ranks], int], device: str) -> NoReturn:
         with started(device) as world:
             return program(world)
 
-    ends.run(lambda: keep.run(once))
+    process_exit.exit_with(lambda: keep.run(once))
 
 
 def _die_with_torchrun() -> None:

@@ -22,13 +22,13 @@ import weights
 from lib import (
     checkpoint,
     data,
-    ends,
     huggingface,
     loop,
     memory,
     metrics,
     model,
     options,
+    process_exit,
     ranks,
     resume,
     stop,
@@ -480,4 +480,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    ends.run(main)
+    process_exit.exit_with(main)

@@ -153,7 +153,7 @@ def _stand_for(connection, slurmstepd):
             # own next, to tell why.
             end = time.monotonic() + _ALSO_S
             while slurmstepd is not None and not _is_gone(slurmstepd) and time.monotonic() < end:
-                time.sleep(0.02)
+                time.sleep(_AGAIN_S)
             return "killed", signal.SIGKILL
 
 

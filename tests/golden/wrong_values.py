@@ -77,6 +77,8 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
             'script = "' + "x" * 140_000 + '"',
             'workdir = "data"',
             'mount_set = "Site A"',
+            'mounts = ["/data:/data:ro"]',
+            'mounts = ["/data"]',
             'mounts = [{ source = "/a,b", target = "/data" }]',
             'mounts = [{ source = "/a\\nb", target = "/data" }]',
             'mounts = [{ source = "$SCRATCH/data", target = "/data" }]',

@@ -18,6 +18,7 @@ from benchmarks._common import Goal, report
 sys.exit({"fast": lambda: report([Goal(name="kit / peer", value=0.5, bound=1.0), Goal(name="shown", value=3.0)]),
           "slow": lambda: report([Goal(name="kit / peer", value=2.0, bound=1.0)]),
           "broken": lambda: 1 / 0,
+          "late": lambda: report([Goal(name="kit / peer", value=0.5, bound=1.0)]) or 3,
           "ends": lambda: 143}[sys.argv[-1]]())
 """
 
@@ -31,15 +32,16 @@ def test_the_last_table_has_the_missed_goals_of_all(
     python.write_text(f'#!/bin/sh\nPYTHONPATH={Path.cwd()} exec {sys.executable} {tmp_path}/program.py "$@"\n')
     python.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(python))
-    rows = [benchmarks._ran(name) for name in ("broken", "slow", "ends", "fast")]
+    rows = [benchmarks._outcome(name) for name in ("broken", "slow", "late", "ends", "fast")]
     shown = [str(row).replace(f" {row.minutes:.1f} ", " M ") for row in rows]
     assert shown == [
         "| broken | M | 0 of 0 | its table is missing; ended with 1 |",
         "| slow | M | 0 of 1 | kit / peer 2 (<= 1) |",
+        "| late | M | 1 of 1 | ended with 3 |",
         "| ends | M | 0 of 0 | its table is missing; ended with 143 |",
         "| fast | M | 1 of 1 |  |",
     ]
-    assert [row.code for row in rows] == [1, 1, 143, 0]
+    assert [row.code for row in rows] == [1, 1, 3, 143, 0]
     assert "ZeroDivisionError" in capfd.readouterr().err
 
 
@@ -49,7 +51,7 @@ def test_one_that_missed_a_goal_makes_the_code_1(
 ) -> None:
     left = list(codes)
     monkeypatch.setattr(
-        benchmarks, "_ran", lambda name: benchmarks.Ran(name=name, code=left.pop(0), minutes=1.0, goals=())
+        benchmarks, "_outcome", lambda name: benchmarks.Outcome(name=name, code=left.pop(0), minutes=1.0, goals=())
     )
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert benchmarks.main(["answers,width"]) == code
