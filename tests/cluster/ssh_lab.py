@@ -50,7 +50,13 @@ import os, time
 for step in range(int(os.environ.get("STEPS", "1"))):
     print("step", step, flush=True)
     time.sleep(float(os.environ.get("PAUSE", "0")))
-raise SystemExit(int(os.environ.get("CODE", "0")))
+# Slurm ends the others with the first that fails: none fails before all have printed.
+code, run = int(os.environ.get("CODE", "0")), os.environ["KIT_RUN_DIR"]
+if code:
+    open(f"{run}/printed-{os.environ['RANK']}", "w").close()
+    while not all(os.path.exists(f"{run}/printed-{rank}") for rank in range(int(os.environ["WORLD_SIZE"]))):
+        time.sleep(0.01)
+raise SystemExit(code)
 """
 
 
