@@ -21,6 +21,11 @@ _CHUNK = 1 << 20
 _LINE = 400
 # A job of thousands of ranks has as many logs. At most this many are read.
 MOST_RANKS = 1024
+# lib/failures.sh has the same: seconds by which clocks may differ; 128 + SIGKILL; and the exit codes of a rank that lost its
+# connection: of an exception, and 128 + SIGABRT and SIGSEGV of an abort.
+_SKEW_S = 5.0
+_KILLED = 137
+_LOST_CONNECTION = frozenset({1, 134, 139})
 START = re.compile(r": (?:\S+: )?rank (?P<rank>\d+) of \d+: node rank \d+, local rank \d+, restart \d+$")
 _HOST = re.compile(r"^\S+ (?P<host>\S+): ")
 
@@ -168,7 +173,7 @@ class Record:
 
     def _failures(self, *patterns: str) -> list[Failed]:
         found = [_failed(path) for pattern in patterns for path in self._glob(pattern)]
-        return sorted((one for one in found if one is not None), key=lambda one: one.at)
+        return _in_order(one for one in found if one is not None)
 
     def _glob(self, pattern: str) -> list[Path]:
         """Paths in the folder of lib/failures.sh of the last start."""
@@ -187,6 +192,18 @@ def shown(line: str) -> str:
     progress bar only."""
     last = line.rstrip("\r").rpartition("\r")[2]
     return safe_text.clean_lines(last.encode(errors="replace"))[:_LINE].decode(errors="replace").strip()
+
+
+def _in_order(failed: Iterable[Failed]) -> list[Failed]:
+    """The earliest first; but first of all a killed rank whose end may be why the earliest lost its connection.
+
+    The times come from several nodes' clocks. lib/failures.sh has the same rule, and says why.
+    """
+    ordered = sorted(failed, key=lambda one: one.at)
+    if ordered and ordered[0].code in _LOST_CONNECTION:
+        killed = next((one for one in ordered if one.code == _KILLED and one.at - ordered[0].at <= _SKEW_S), None)
+        ordered.sort(key=lambda one: one is not killed)
+    return ordered
 
 
 def _failed(path: Path) -> Failed | None:

@@ -2,8 +2,16 @@
 # Finds the rank that failed first. srun returns the highest code of all tasks. torchrun returns 1, whatever its ranks returned.
 # Ranks that srun or torchrun ends afterwards have other codes. So each rank records its end, and the earliest record counts.
 #
+# But the times come from the clocks of several nodes. A rank that lost its connection to a killed rank may have the earlier record,
+# and its exit code 1 would look like a fault of the program. So the killed rank counts first where both ends may be the same event.
+# Nobody kills a rank so soon because another one failed: srun kills this shell, too, which then records nothing, torchrun waits 30 s
+# after a TERM, and failure_watch.sh 10 s.
+#
 # With torchrun's own restarts (torchrun.max_restarts) an end may be followed by another start of the rank. Until then its record is in
 # the subfolder `restartable`, which the failure watch does not read. The rank's next start moves it to the subfolder `restarted`.
+
+# Seconds by which the nodes' clocks may differ, as in preflight.clock_skew_s by default. kit/health/run_record.py has the same.
+readonly failures_skew_s=5
 
 # failures::folder ROLE-START: prints the folder for a start of a role. Folders that were dealt with begin with a dot.
 failures::folder() {
@@ -102,7 +110,8 @@ failures::first() {
     failures::sorted "${pattern}" "${pattern}/restartable" | head -n 1
 }
 
-# failures::sorted PATTERN…: prints the records in these folders, the earliest first.
+# failures::sorted PATTERN…: prints the records in these folders, the earliest first; but first of all a killed rank, if the earliest
+# ended as one does that lost its connection: by an exception or an abort.
 failures::sorted() {
     local pattern file line
     for pattern in "$@"; do
@@ -112,7 +121,11 @@ failures::sorted() {
             read -r line 2>/dev/null <"${file}"
             printf '%s\n' "${line:-$(failures::from_name "${file}")}"
         done < <(compgen -G "${pattern}/rank-*")
-    done | sort --numeric-sort
+    done | sort --numeric-sort | awk -v skew="${failures_skew_s}" '
+        { record[NR] = $0 }
+        NR == 1 { earliest = $1; lost = $3 == 1 || $3 == 134 || $3 == 139 }
+        lost && !killed && $3 == 137 && $1 - earliest <= skew { killed = NR; print }
+        END { for (i = 1; i <= NR; i++) if (i != killed) print record[i] }'
 }
 
 # Prints the record of an empty file, from its name and its time.

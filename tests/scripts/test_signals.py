@@ -414,6 +414,35 @@ def test_p2_on_a_full_disk_the_name_of_the_record_says_the_code(lab: BatchLab) -
     assert code == "137"
 
 
+@pytest.mark.parametrize(
+    ("records", "first"),
+    [
+        # The clock of n1 is 3 s behind n2's. Rank 0 lost its connection to rank 1.
+        (["100.000 0 1 n1", "103.000 1 137 n2"], "1 137"),
+        (["100.000 0 134 n1", "100.020 1 137 n2"], "1 137"),
+        (["100.000 0 1 n1", "100.010 2 1 n1", "100.020 1 137 n2", "100.030 3 137 n2"], "1 137"),
+        # Long after the program's own fault, other ranks are killed because they did not end.
+        (["100.000 0 1 n1", "110.000 1 137 n2"], "0 1"),
+        # The program chose its code.
+        (["100.000 0 7 n1", "100.020 1 137 n2"], "0 7"),
+        (["100.000 1 137 n2", "100.010 0 1 n1"], "1 137"),
+    ],
+)
+def test_a_killed_rank_failed_first_whatever_the_clocks_of_its_peers_say(
+    lab: BatchLab, records: list[str], first: str
+) -> None:
+    """With 1, the code of the rank that lost its connection, the ranks were not started again."""
+    lines = [f'echo "{one} " >"${{folder}}/rank-{".".join(one.split()[1:3])}"' for one in records]
+    script = ["failures::prepare a-0", 'folder="$(failures::folder a-0)"', *lines]
+    script += [
+        'failures::first a-0 | cut -d" " -f2-3',
+        "failures::code_of a-0 9; echo",
+        "failures::sorted ${folder} | wc -l",
+    ]
+    said = lab.bash("KIT_RESTART_COUNT=0\n" + "\n".join(script))
+    assert said == [first, first.split()[1], str(len(records))]
+
+
 def test_the_launchers_words_become_one_file_for_each_role(lab: BatchLab) -> None:
     logs = lab.run_dir / "logs"
     (logs / "a").mkdir()
