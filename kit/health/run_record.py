@@ -21,11 +21,10 @@ _CHUNK = 1 << 20
 _LINE = 400
 # A job of thousands of ranks has as many logs. At most this many are read.
 MOST_RANKS = 1024
-# lib/failures.sh has the same: seconds by which clocks may differ; 128 + SIGKILL; and the exit codes of a rank that lost its
-# connection: of an exception, and 128 + SIGABRT and SIGSEGV of an abort.
+# lib/failures.sh has the same: seconds by which clocks may differ, and exit codes of a rank that may have ended because another
+# did: of an exception, 128 + SIGABRT and SIGSEGV of an abort, 128 + SIGKILL.
 _SKEW_S = 5.0
-_KILLED = 137
-_LOST_CONNECTION = frozenset({1, 134, 139})
+_DOUBTED = frozenset({1, 134, 139, 137})
 START = re.compile(r": (?:\S+: )?rank (?P<rank>\d+) of \d+: node rank \d+, local rank \d+, restart \d+$")
 _HOST = re.compile(r"^\S+ (?P<host>\S+): ")
 
@@ -52,13 +51,14 @@ class Log:
 
 @dataclass(frozen=True, kw_only=True)
 class Failed:
-    """A rank that recorded its own end. at: seconds since the epoch."""
+    """A rank that recorded its own end. at: seconds since the epoch. alone: it was killed, and not its whole Slurm step."""
 
     rank: int
     code: int
     node: str
     role: str
     at: float
+    alone: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,13 +195,13 @@ def shown(line: str) -> str:
 
 
 def _in_order(failed: Iterable[Failed]) -> list[Failed]:
-    """The earliest first; but first of all a killed rank whose end may be why the earliest lost its connection.
+    """The earliest first; but first of all a rank that was killed alone, if that may be why the earliest ended.
 
     The times come from several nodes' clocks. lib/failures.sh has the same rule, and says why.
     """
     ordered = sorted(failed, key=lambda one: one.at)
-    if ordered and ordered[0].code in _LOST_CONNECTION:
-        killed = next((one for one in ordered if one.code == _KILLED and one.at - ordered[0].at <= _SKEW_S), None)
+    if ordered and ordered[0].code in _DOUBTED:
+        killed = next((one for one in ordered if one.alone and one.at - ordered[0].at <= _SKEW_S), None)
         ordered.sort(key=lambda one: one is not killed)
     return ordered
 
@@ -217,7 +217,7 @@ def _failed(path: Path) -> Failed | None:
     except (OSError, ValueError):
         return None
     node, role = (words + [""] * 5)[3:5]
-    return Failed(rank=int(rank), code=int(code), node=node, role=role, at=at)
+    return Failed(rank=int(rank), code=int(code), node=node, role=role, at=at, alone=path.suffix == ".alone")
 
 
 def _newlines(path: Path, before: int) -> int:

@@ -3,15 +3,19 @@
 # Ranks that srun or torchrun ends afterwards have other codes. So each rank records its end, and the earliest record counts.
 #
 # But the times come from the clocks of several nodes. A rank that lost its connection to a killed rank may have the earlier record,
-# and its exit code 1 would look like a fault of the program. So the killed rank counts first where both ends may be the same event.
-# Nobody kills a rank so soon because another one failed: srun kills this shell, too, which then records nothing, torchrun waits 30 s
-# after a TERM, and failure_watch.sh 10 s.
+# and its exit code 1 would look like a fault of the program. So a rank that was killed alone comes first where both ends may be the
+# same event. Nobody kills a rank alone so soon because of another's end: torchrun waits 30 s after a TERM, failure_watch.sh 10 s. Slurm
+# kills rank.sh, too, though rank.sh may still write the record. `alone` in the record's name says that rank.sh has lived on.
 #
 # With torchrun's own restarts (torchrun.max_restarts) an end may be followed by another start of the rank. Until then its record is in
 # the subfolder `restartable`, which the failure watch does not read. The rank's next start moves it to the subfolder `restarted`.
 
 # Seconds by which the nodes' clocks may differ, as in preflight.clock_skew_s by default. kit/health/run_record.py has the same.
 readonly failures_skew_s=5
+# 128 + SIGKILL, and the seconds that rank.sh must outlive the program by. Slurm kills a step's processes within some hundredths.
+readonly failures_killed_code=137 failures_alone_s=0.2
+# The file of failures::record, where it is not marked yet.
+failures_recorded=""
 
 # failures::folder ROLE-START: prints the folder for a start of a role. Folders that were dealt with begin with a dot.
 failures::folder() {
@@ -31,14 +35,22 @@ failures::prepare() {
 failures::record() {
     # The file's name repeats the values: on a full disk a file can still be created, but not written. A record that the warm process
     # made at the rank's end stays.
-    local folder="${KIT_RUN_DIR}/state/${KIT_FAILURES}" name
+    local file="${KIT_RUN_DIR}/state/${KIT_FAILURES}" name
     # Of ranks that have started again in their step.
-    if [[ -r "${folder}/again" ]] && read -r name <"${folder}/again"; then
-        folder="${KIT_RUN_DIR}/state/${name}"
+    if [[ -r "${file}/again" ]] && read -r name <"${file}/again"; then
+        file="${KIT_RUN_DIR}/state/${name}"
     fi
-    [[ ! -s "${folder}/rank-$1.$2" ]] || return 0
-    printf '%s %s %s %s %s\n' "${EPOCHREALTIME/,/.}" "$1" "$2" "${SLURMD_NODENAME:-$(uname -n)}" "${KIT_ROLE:-}" \
-        >"${folder}/rank-$1.$2"
+    file+="/rank-$1.$2"
+    [[ ! -s "${file}.alone" ]] || return 0
+    failures_recorded="${file}"
+    [[ ! -s "${file}" ]] || return 0
+    printf '%s %s %s %s %s\n' "${EPOCHREALTIME/,/.}" "$1" "$2" "${SLURMD_NODENAME:-$(uname -n)}" "${KIT_ROLE:-}" >"${file}"
+}
+
+# The rank of this script's own record was killed alone.
+failures::note_alone() {
+    # Without its container's files, a rank has no /dev/null.
+    [[ -z "${failures_recorded}" ]] || mv -f -- "${failures_recorded}" "${failures_recorded}.alone" 2>&- || true
 }
 
 # failures::follow FIRST NAME: the ranks whose step began with the folder FIRST record their ends in NAME from now on.
@@ -56,7 +68,11 @@ failures::record_rank() {
         KIT_FAILURES+=/restartable
         mkdir -p -- "${KIT_RUN_DIR}/state/${KIT_FAILURES}"
     fi
-    failures::record "$1" "$2"
+    failures::record "$1" "$2" || return 1
+    if (($2 == failures_killed_code)); then
+        sleep "${failures_alone_s}" 2>&- || true
+        failures::note_alone
+    fi
 }
 
 # failures::start_again RANK: called by a rank that torchrun starts. Its earlier end does not count any more. The lines of
@@ -110,22 +126,25 @@ failures::first() {
     failures::sorted "${pattern}" "${pattern}/restartable" | head -n 1
 }
 
-# failures::sorted PATTERN…: prints the records in these folders, the earliest first; but first of all a killed rank, if the earliest
-# ended as one does that lost its connection: by an exception or an abort.
+# failures::sorted PATTERN…: prints the records in these folders, the earliest first; but first of all a rank that was killed alone,
+# if the earliest ended as a rank does that lost its connection (by an exception or an abort), or was killed with its step.
 failures::sorted() {
-    local pattern file line
+    local pattern file line alone
     for pattern in "$@"; do
         failures::listed "${pattern}" || continue
         while read -r file; do
-            line=""
+            line="" alone=other
+            # It may have got its other name just now.
+            [[ -e "${file}" ]] || file+=".alone"
+            [[ "${file}" != *.alone ]] || alone=alone
             read -r line 2>/dev/null <"${file}"
-            printf '%s\n' "${line:-$(failures::from_name "${file}")}"
+            printf '%s %s\n' "${alone}" "${line:-$(failures::from_name "${file}")}"
         done < <(compgen -G "${pattern}/rank-*")
-    done | sort --numeric-sort | awk -v skew="${failures_skew_s}" '
-        { record[NR] = $0 }
-        NR == 1 { earliest = $1; lost = $3 == 1 || $3 == 134 || $3 == 139 }
-        lost && !killed && $3 == 137 && $1 - earliest <= skew { killed = NR; print }
-        END { for (i = 1; i <= NR; i++) if (i != killed) print record[i] }'
+    done | sort --key=2n | awk -v skew="${failures_skew_s}" -v killed="${failures_killed_code}" '
+        { record[NR] = substr($0, 7) }
+        NR == 1 { earliest = $2; doubted = $4 == 1 || $4 == 134 || $4 == 139 || $4 == killed }
+        doubted && !first && $1 == "alone" && $2 - earliest <= skew { first = NR; print record[NR] }
+        END { for (i = 1; i <= NR; i++) if (i != first) print record[i] }'
 }
 
 # Prints the record of an empty file, from its name and its time.

@@ -113,7 +113,7 @@ orphans::loop() {
         ! orphans::has_lost "$1" || break
     done
     orphans::say "${rank}"
-    failures::record "${rank}" "${orphans_code}"
+    failures::record "${rank}" "${orphans_code}" && failures::note_alone
     orphans::collect
     { kill -KILL "${orphans_pids[@]}"; } 2>&-
 }

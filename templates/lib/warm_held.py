@@ -97,8 +97,10 @@ class Rank:
         env = self.request["env"]
         folder = f"{env.get('KIT_RUN_DIR', '')}/state/{env.get('KIT_FAILURES', '')}"
         node = env.get("SLURMD_NODENAME") or socket.gethostname()
+        # Its parent lives, so Slurm does not kill the step.
+        name = f"rank-{self.number}.{self.code}" + (".alone" if self.end == _BY_KILL else "")
         try:
-            with open(f"{folder}/rank-{self.number}.{self.code}", "x", encoding="utf-8") as file:  # noqa: PTH123
+            with open(f"{folder}/{name}", "x", encoding="utf-8") as file:  # noqa: PTH123
                 file.write(f"{time.time():.6f} {self.number} {self.code} {node} {env.get('KIT_ROLE', '')}\n")
         except OSError:
             # A full disk. rank.sh tries it again.

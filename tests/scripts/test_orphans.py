@@ -79,7 +79,7 @@ def test_a_killed_slurmstepd_ends_its_task_and_is_on_record(folder: Path) -> Non
     finally:
         for pid in alive(pids):
             os.kill(pid, signal.SIGKILL)
-    assert (folder / "state" / "failures" / "rank-2.137").exists()
+    assert (folder / "state" / "failures" / "rank-2.137.alone").exists()
     assert (
         "slurmstepd, by which Slurm runs the ranks of a node, is gone" in (folder / "logs" / "rank-2.log").read_text()
     )
@@ -100,7 +100,7 @@ def test_a_task_that_is_killed_with_its_slurmstepd_is_on_record(folder: Path) ->
     finally:
         for pid in alive(pids):
             os.kill(pid, signal.SIGKILL)
-    assert (folder / "state" / "failures" / "rank-2.137").exists()
+    assert (folder / "state" / "failures" / "rank-2.137.alone").exists()
 
 
 # What Slurm leaves of a container whose FUSE daemons it has ended: no path below /dev and /proc leads anywhere.
@@ -135,7 +135,7 @@ def test_a_rank_that_loses_its_files_knows_of_its_slurmstepd(folder: Path, kille
         for pid in alive(pids):
             os.kill(pid, signal.SIGKILL)
         process.wait(10)
-    assert (folder / "state" / "failures" / "rank-2.137").exists()
+    assert (folder / "state" / "failures" / "rank-2.137.alone").exists()
     log = (folder / "logs" / "rank-2.log").read_text()
     assert ("slurmstepd, by which Slurm runs the ranks of a node, is gone" in log) is killed, log
 

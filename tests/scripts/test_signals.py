@@ -97,6 +97,24 @@ def until(path: Path) -> str:
     return path.read_text()
 
 
+@pytest.mark.parametrize("with_step", [False, True])
+def test_a_rank_that_was_killed_alone_is_on_record_as_such(
+    run: Path, teller: list[subprocess.Popen[bytes]], with_step: bool
+) -> None:
+    """Slurm kills the program, and then its shell: the record that the shell has just written has its cause elsewhere."""
+    (run / "program.py").write_text("import os\nos.kill(os.getpid(), 9)\n")
+    (run / "slow").mkdir()
+    (run / "slow" / "sleep").write_text("#!/bin/bash\nexec /bin/sleep 600\n")
+    (run / "slow" / "sleep").chmod(0o755)
+    first = f"{run}/slow:" if with_step else ""
+    teller.append(process := rank(run, PATH=f"{first}{os.environ['PATH']}"))
+    if with_step:
+        until(run / "state" / "rank-0.137")
+        process.kill()
+    assert process.wait(60) == (-9 if with_step else 137)
+    assert [path.name for path in (run / "state").glob("rank-*")] == ["rank-0.137" if with_step else "rank-0.137.alone"]
+
+
 INTERRUPTED = """
 import pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[1])
@@ -418,22 +436,27 @@ def test_p2_on_a_full_disk_the_name_of_the_record_says_the_code(lab: BatchLab) -
     ("records", "first"),
     [
         # The clock of n1 is 3 s behind n2's. Rank 0 lost its connection to rank 1.
-        (["100.000 0 1 n1", "103.000 1 137 n2"], "1 137"),
-        (["100.000 0 134 n1", "100.020 1 137 n2"], "1 137"),
-        (["100.000 0 1 n1", "100.010 2 1 n1", "100.020 1 137 n2", "100.030 3 137 n2"], "1 137"),
-        # Long after the program's own fault, other ranks are killed because they did not end.
-        (["100.000 0 1 n1", "110.000 1 137 n2"], "0 1"),
+        (["100.000 0 1 n1", "103.000 1 137.alone n2"], "1 137"),
+        (["100.000 0 134 n1", "100.020 1 137.alone n2"], "1 137"),
+        (["100.000 0 1 n1", "100.010 2 1 n1", "100.020 1 137.alone n2", "100.030 3 137.alone n2"], "1 137"),
+        # Slurm killed the step of rank 0 because n2 was lost.
+        (["100.000 0 137 n1", "100.020 1 137.alone n2"], "1 137"),
+        # The program failed, and Slurm killed its step.
+        (["100.000 0 1 n1", "100.020 1 137 n2"], "0 1"),
+        # Long after the program's own fault, another rank is killed.
+        (["100.000 0 1 n1", "110.000 1 137.alone n2"], "0 1"),
         # The program chose its code.
-        (["100.000 0 7 n1", "100.020 1 137 n2"], "0 7"),
-        (["100.000 1 137 n2", "100.010 0 1 n1"], "1 137"),
+        (["100.000 0 7 n1", "100.020 1 137.alone n2"], "0 7"),
+        (["100.000 1 137.alone n2", "100.010 0 1 n1"], "1 137"),
     ],
 )
-def test_a_killed_rank_failed_first_whatever_the_clocks_of_its_peers_say(
+def test_a_rank_that_was_killed_alone_failed_first_whatever_the_clocks_say(
     lab: BatchLab, records: list[str], first: str
 ) -> None:
     """With 1, the code of the rank that lost its connection, the ranks were not started again."""
-    lines = [f'echo "{one} " >"${{folder}}/rank-{".".join(one.split()[1:3])}"' for one in records]
-    script = ["failures::prepare a-0", 'folder="$(failures::folder a-0)"', *lines]
+    script = ["failures::prepare a-0", 'folder="$(failures::folder a-0)"']
+    for at, rank, code, node in map(str.split, records):
+        script.append(f'echo "{at} {rank} {code.partition(".")[0]} {node} " >"${{folder}}/rank-{rank}.{code}"')
     script += [
         'failures::first a-0 | cut -d" " -f2-3',
         "failures::code_of a-0 9; echo",

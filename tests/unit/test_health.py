@@ -202,13 +202,15 @@ def test_the_restarts_by_torchrun_are_told(name: str, left: str, says: str, tmp_
 
 
 @pytest.mark.parametrize(("after", "first"), [(3.0, "rank 1 on n2 failed first: it was killed"), (10.0, "rank 0 on")])
-def test_a_killed_rank_is_named_before_a_peer_whose_clock_is_behind(tmp_path: Path, after: float, first: str) -> None:
+def test_a_rank_that_was_killed_alone_is_named_before_a_peer_whose_clock_is_behind(
+    tmp_path: Path, after: float, first: str
+) -> None:
     run = shutil.copytree(FOLDER / "killed", tmp_path / "killed")
     start = run / "state" / "failures-0" / "train-0"
     for path in start.iterdir():
         path.unlink()
     (start / "rank-0.1").write_text("100.0 0 1 n1 \n")
-    (start / "rank-1.137").write_text(f"{100 + after} 1 137 n2 \n")
+    (start / "rank-1.137.alone").write_text(f"{100 + after} 1 137 n2 \n")
     (one,) = status.of([run], queue=lambda cluster: {})
     found = explain(Record(status=one))
     assert first in found.line, found.line

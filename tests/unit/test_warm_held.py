@@ -74,7 +74,7 @@ def test_all_ranks_start_again_with_the_same_clients(warm: Warm) -> None:
     ranks = two(warm)
     end(warm, 1, "kill")
     assert warm.report() == ["ended", "0", "1", "killed"]
-    record = (warm.folder / "state" / FAILURES / "rank-1.137").read_text().split()
+    record = (warm.folder / "state" / FAILURES / "rank-1.137.alone").read_text().split()
     assert record[1:3] == ["1", "137"], "at its own time, not when its step knows"
     warm.order("stop", "0")
     assert warm.report() == ["stopped", "0", "2"]
