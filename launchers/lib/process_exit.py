@@ -17,8 +17,7 @@ from typing import NoReturn
 def exit_with(program: Callable[[], int]) -> NoReturn:
     """Call `program`, and exit with the code that it returns.
 
-    An exception goes through the whole shutdown. It takes some tenths of a second, in which a killed rank is recorded before those
-    that lost their connection to it: `retry` decides by the first record.
+    An exception goes through the whole shutdown, as in any program: a run that has failed gains nothing by a faster exit.
     """
     code = program()
     # Python's shutdown (Py_FinalizeEx) begins with these three. The first waits for threads that are not daemons.

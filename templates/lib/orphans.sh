@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2154 # lib/failures.sh sets failures_killed_code
 # Watches for a killed slurmstepd (killed by hand, or for memory). Its tasks continue, Slurm loses contact with them, srun waits for
 # them forever, and nobody can end them. So each task watches its own slurmstepd. Once it is gone, the task records that its rank
 # was killed, which ends the step like any failed rank, and kills its processes. The watch lives as long as the pipe that the task's
@@ -6,8 +7,6 @@
 
 # Seconds between checks, and before a second check. Each reads one file of /proc.
 readonly orphans_look_s=5 orphans_again_s=0.5
-# 128 + SIGKILL, as for a rank that is killed.
-readonly orphans_code=137
 
 # orphans::watch RANK: starts the watch of this task; `once` stands for the lines of [once]. Sets KIT_TASK_FD, the pipe's number, to
 # which rank.sh writes a line when its program has ended, and KIT_SLURMSTEPD, by which a rank sees that its slurmstepd is gone.
@@ -113,7 +112,7 @@ orphans::loop() {
         ! orphans::has_lost "$1" || break
     done
     orphans::say "${rank}"
-    failures::record "${rank}" "${orphans_code}" && failures::note_alone
+    failures::record "${rank}" "${failures_killed_code}" && failures::note_alone
     orphans::collect
     { kill -KILL "${orphans_pids[@]}"; } 2>&-
 }

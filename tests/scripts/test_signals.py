@@ -11,10 +11,14 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from kit import shell
+from kit.health.run_record import Record
+from kit.runs.status import Status
 from tests.scripts.batch_lab import BIN, LIB, BatchLab
 from tests.terminal import terminal
 
@@ -464,6 +468,8 @@ def test_a_rank_that_was_killed_alone_failed_first_whatever_the_clocks_say(
     ]
     said = lab.bash("KIT_RESTART_COUNT=0\n" + "\n".join(script))
     assert said == [first, first.split()[1], str(len(records))]
+    found = Record(status=cast("Status", SimpleNamespace(run_dir=lab.run_dir))).failed[0]
+    assert f"{found.rank} {found.code}" == first, "kit why has the same rule"
 
 
 def test_the_launchers_words_become_one_file_for_each_role(lab: BatchLab) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -189,7 +190,7 @@ def test_after_an_error_the_others_may_end_by_themselves_first(
     held_module = import_module("warm_held")
     now = [100.0]
     killed: list[int] = []
-    monkeypatch.setattr(held_module.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(held_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(held_module, "_kill", killed.append)
     rank = held_module.Rank(None, {"env": {"KIT_ATTEMPT": "0", "RANK": "1"}, "fds": []})
     rank.pid = 7

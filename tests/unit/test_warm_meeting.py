@@ -6,7 +6,7 @@ import socket
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -39,8 +39,8 @@ def paused(meeting: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Callable[[Ca
             pauses.append(seconds)
             action(len(pauses))
 
-        monkeypatch.setattr(meeting.time, "sleep", sleep)
-        monkeypatch.setattr(meeting.time, "monotonic", lambda: sum(pauses))
+        # Only this module's clock: other threads of the tests sleep, too.
+        monkeypatch.setattr(meeting, "time", SimpleNamespace(sleep=sleep, monotonic=lambda: sum(pauses)))
         return pauses
 
     return with_action

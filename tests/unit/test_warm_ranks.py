@@ -170,8 +170,9 @@ def test_a_slurmstepd_that_is_killed_after_that_of_the_warm_process_is_seen(
     monkeypatch.setattr(sys, "path", [str(REPO / "templates" / "lib"), *sys.path])
     client = import_module("warm_client")
     slept: list[float] = []
-    monkeypatch.setattr(client.time, "monotonic", lambda: sum(slept))
-    monkeypatch.setattr(client.time, "sleep", slept.append)
+    # Only the client's own clock: other threads of the tests sleep, too.
+    clock = SimpleNamespace(monotonic=lambda: sum(slept), sleep=slept.append, strftime=time.strftime)
+    monkeypatch.setattr(client, "time", clock)
     monkeypatch.setattr(client, "_is_gone", lambda _: len(slept) >= gone_after)
     connection = SimpleNamespace(recv=lambda _: b"")
     assert client._stand_for(connection, 5) == ("killed", signal.SIGKILL)
