@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -16,9 +15,6 @@ from kit.cli.typer_later import typer
 if TYPE_CHECKING:
     from kit.health.failing_nodes import NodeRecord
     from kit.runs.avoided_nodes import Avoided
-
-# The form of slurm.conf's NodeName; it excludes paths.
-NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 
 
 def nodes(
@@ -50,7 +46,7 @@ def nodes(
             avoided_nodes.forget(find_runs.folder_of(rules, project), forget)
         return
     if add is not None:
-        if not NODE.fullmatch(add):
+        if not avoided_nodes.NODE.fullmatch(add):
             raise UsageError(f"--avoid {add}: not the name of a node", hint="sinfo -N")
         if remote:
             remote_clusters.refuse(entry.name, "'kit nodes --avoid'")
@@ -62,7 +58,8 @@ def nodes(
     suspected = nodes_of.suspects(records)
     if as_json:
         rows: list[dict[str, object]] = [
-            {"node": n.node, "since": n.since.isoformat(), "reason": n.reason, "runs": []} for n in avoided
+            {"node": n.node, "since": n.since.isoformat(), "reason": n.reason, "recorded_by": n.recorded_by, "runs": []}
+            for n in avoided
         ]
         rows += [
             {
@@ -106,11 +103,17 @@ def _reason(one: NodeRecord, records: list[NodeRecord]) -> str:
     return f"failed {len(one.failures)} of {one.runs} runs within a day; the other nodes {failed} of {runs}"
 
 
+def _recorded(one: Avoided) -> str:
+    if not one.recorded_by:
+        return one.reason
+    return f"recorded by {one.recorded_by}, so your jobs do not avoid this node: {one.reason}"
+
+
 def _show(avoided: list[Avoided], suspected: list[NodeRecord], records: list[NodeRecord]) -> None:
     from kit.cli.print_table import Column, show
     from kit.safe_text import clean
 
-    rows: list[tuple[object, ...]] = [(one.node, f"{one.since:%Y-%m-%d %H:%M}", one.reason) for one in avoided]
+    rows: list[tuple[object, ...]] = [(one.node, f"{one.since:%Y-%m-%d %H:%M}", _recorded(one)) for one in avoided]
     rows += [(one.node, "", _reason(one, records)) for one in suspected]
     if rows:
         show((Column("node"), Column("since (UTC)", 1), Column("reason")), rows)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby, takewhile
 
 from kit.allocation import Allocation
+from kit.errors import ConfigError
 from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
 from kit.spec.cluster import NodeShape
@@ -26,7 +27,12 @@ def sbatch_options(made: Decisions) -> list[str]:
     options += [again if goes_back(job) else "--no-requeue"]
     # With spares or replicas, the job continues after a lost node. Otherwise Slurm ends it and, with --requeue, queues it again.
     options += ["--no-kill"] if made.outlives else []
-    return [*options, *slurm.extra]
+    options += slurm.extra
+    for option in options:
+        # A newline would begin a line of the script.
+        if not option.isprintable():
+            raise ConfigError(f"{option!r}: an option of sbatch cannot have a newline or another control character")
+    return options
 
 
 def salloc_options(made: Decisions) -> list[str]:

@@ -55,11 +55,12 @@ class There:
 
 @dataclass(frozen=True, kw_only=True)
 class FailedNode:
-    """A node that failed a preflight. since: seconds since the epoch, by the cluster's clock."""
+    """A node that failed a preflight. since: seconds since the epoch, by the cluster's clock. recorded_by: as in Avoided."""
 
     node: str
     since: float
     reason: str
+    recorded_by: str = ""
 
 
 @dataclass(frozen=True)
@@ -283,9 +284,9 @@ def _keys(reply: Reply) -> dict[str, int]:
 def _avoided(reply: Reply) -> tuple[FailedNode, ...]:
     found = []
     for line in reply.texts["avoid"].splitlines():
-        node, since, reason = [*line.split(" ", 2), "", ""][:3]
+        user, node, since, reason = [*line.split(" ", 3), "", "", ""][:4]
         with contextlib.suppress(ValueError):
-            found.append(FailedNode(node=node, since=float(since), reason=reason))
+            found.append(FailedNode(node=node, since=float(since), reason=reason, recorded_by=user.removeprefix("-")))
     return tuple(found)
 
 

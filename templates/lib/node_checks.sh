@@ -255,13 +255,16 @@ node_checks::show() {
 node_checks::avoid() {
     local -r folder="$1"
     shift
-    local name joined
+    local name joined new
     mkdir -p -- "${KIT_AVOID_DIR}" || return 0
     for name in "$@"; do
+        # Renamed over what has the name: a link that another user made there would lead to a file of this user.
+        new="$(mktemp -- "${KIT_AVOID_DIR}/.new-XXXXXXXX")" || break
         {
             printf 'job %s: ' "${SLURM_JOB_ID}"
             cat -- "${folder}/${name}".*.failed 2>/dev/null || printf 'no answer\n'
-        } >"${KIT_AVOID_DIR}/${name}"
+        } >"${new}"
+        { chmod a+r -- "${new}" && mv -fT -- "${new}" "${KIT_AVOID_DIR}/${name}"; } || rm -f -- "${new}"
     done
     printf -v joined '%s,' "$@"
     if ((${SLURM_RESTART_COUNT:-0} < 5)); then

@@ -254,7 +254,9 @@ retry::exclude() {
     local now met
     now="$(slurm::ask scontrol show job "${environment_job}" --oneliner 2>/dev/null | grep -oP '(?<= ExcNodeList=)\S+')"
     [[ "${now}" != "(null)" ]] || now=""
-    met="$(find "${KIT_AVOID_DIR}" -maxdepth 1 -type f -mtime -1 -printf '%f\n' 2>/dev/null | grep -vxF -- "${retry_without//,/$'\n'}" | sort | tr '\n' ',')"
+    # Only this user's records and root's, as `kit submit` reads them.
+    met="$(find "${KIT_AVOID_DIR}" -maxdepth 1 -type f -mtime -1 \( -uid 0 -o -uid "${EUID}" \) -name '[A-Za-z0-9]*' \
+        ! -name '*[!A-Za-z0-9_.-]*' -printf '%f\n' 2>/dev/null | grep -vxF -- "${retry_without//,/$'\n'}" | sort | tr '\n' ',')"
     slurm::ask scontrol update "JobId=${environment_job}" "ExcNodeList=${now:+${now},}${met}${retry_without}" || true
 }
 

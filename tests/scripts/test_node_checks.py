@@ -204,3 +204,16 @@ def test_no_preflight_begins_before_the_image_is_staged(tmp_path: Path) -> None:
         tmp_path, "KIT_STAGE_ARGV=(srun true); node_checks::start_early; echo ${steps_pid[kit-preflight]:-none}"
     )
     assert said == ["none", "code 0"]
+
+
+def test_c10_a_link_in_place_of_a_record_is_replaced_and_not_followed(tmp_path: Path) -> None:
+    """Another user's link from the shared folder led into a file of this user."""
+    (tmp_path / "avoid").mkdir()
+    (tmp_path / "mine").write_text("kept")
+    (tmp_path / "avoid" / "n2").symlink_to(tmp_path / "mine")
+    settings = f"KIT_RUN_DIR={tmp_path} KIT_AVOID_DIR={tmp_path}/avoid SLURM_JOB_ID=7 SLURM_RESTART_COUNT=9"
+    bash(tmp_path, f"{settings}\nnode_checks::avoid {tmp_path}/state n2")
+    assert (tmp_path / "mine").read_text() == "kept"
+    record = tmp_path / "avoid" / "n2"
+    assert (record.is_symlink(), record.read_text()) == (False, "job 7: no answer\n")
+    assert [path.name for path in record.parent.iterdir()] == ["n2"]

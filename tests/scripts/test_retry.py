@@ -80,6 +80,13 @@ def test_a4_a_failed_node_is_added_to_what_the_job_is_kept_off(tmp_path: Path) -
         (tmp_path / "avoid" / name).write_text("job 6: another one's\n")
     (tmp_path / "avoid" / "n8").touch()
     os.utime(tmp_path / "avoid" / "n8", (0, 0))
+    # C10: another user's record, and names that are no nodes.
+    for name in ("n7", "n5 Partition=other", "n6\nn7"):
+        (tmp_path / "avoid" / name).touch()
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "avoid" / "n7", 65534, 65534)
+    else:
+        (tmp_path / "avoid" / "n7").unlink()
     head = f"{head} KIT_AVOID_DIR={tmp_path}/avoid"
     sources = f"source {LIB.with_name('slurm.sh')}\nsource {LIB}"
     stubs = "log::info() { :; }; events::record() { :; }"
