@@ -7,14 +7,12 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import shell
+from kit import git
 from kit.errors import RunError, ToolError
 from kit.runs.workspace import Left
 from kit.snapshots import scan, tree_listing
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import ListedFile, Listing
-
-_MOST_S = 120.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,9 +40,7 @@ def between(folder: Path, good: str, bad: str) -> list[Commit] | None:
 
 
 def _is_ancestor(folder: Path, above: str, below: str) -> bool:
-    return not shell.run(
-        ["git", "-C", str(folder), "merge-base", "--is-ancestor", above, below], check=False, timeout=_MOST_S
-    ).returncode
+    return not git.run(folder, "merge-base", "--is-ancestor", above, below, check=False).returncode
 
 
 def _listed(folder: Path, above: str, below: str) -> list[tuple[str, str]]:
@@ -100,7 +96,7 @@ class Workspaces:
 
     def _export(self, commit: str, place: Path) -> None:
         """Write the files of a commit. This uses its own index, so the user's does not change."""
-        env = {**os.environ, "GIT_INDEX_FILE": str(place / "index"), "GIT_OPTIONAL_LOCKS": "0"}
+        env = {"GIT_INDEX_FILE": str(place / "index")}
         below = _git(self.folder, "rev-parse", "--show-prefix").strip()
         _git(self.folder, "read-tree", f"{commit}:{below}", env=env)
         top = Path(_git(self.folder, "rev-parse", "--show-toplevel").strip())
@@ -125,4 +121,4 @@ class Workspaces:
 
 
 def _git(folder: Path, *words: str, env: dict[str, str] | None = None) -> str:
-    return shell.run(["git", "-C", str(folder), *words], env=env, timeout=_MOST_S, errors="surrogateescape").stdout
+    return git.run(folder, *words, env=env, filters=True).stdout

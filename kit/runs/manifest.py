@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from pydantic import Field, ValidationError, model_validator
 
-from kit import __version__, shell, untrusted_files
+from kit import __version__, git, untrusted_files
 from kit.errors import RunError, ToolError
 from kit.runs import atomic_write, prepared_data
 from kit.safe_text import clean
@@ -261,18 +261,9 @@ def of_plan(plan: Plan, where_from: Origin) -> Manifest:
 def git_state(folder: Path) -> Git | None:
     """The git commit of `folder`; None outside a repository, before its first commit, or without git."""
     # One call gives everything; format: git-status(1), "Porcelain Format Version 2".
-    argv = [
-        "git",
-        "-C",
-        str(folder),
-        "--no-optional-locks",
-        "status",
-        "--porcelain=v2",
-        "--branch",
-        "--untracked-files=no",
-    ]
+    words = ("--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty")
     try:
-        done = shell.run(argv, check=False, timeout=30)
+        done = git.run(folder, "status", *words, check=False, filters=True)
     except ToolError:
         return None
     lines = done.stdout.splitlines()

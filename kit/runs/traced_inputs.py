@@ -22,7 +22,7 @@ from typing import Any
 
 import platformdirs
 
-from kit import shell
+from kit import git, shell
 from kit.errors import ToolError
 from kit.runs import recordings
 
@@ -80,7 +80,8 @@ class Trace:
 
     def ask(self, argv: shell.Argv, options: dict[str, Any]) -> shell.Completed:
         """Run a program. Note git's answer."""
-        if argv[0] != "git" or options.keys() - {"check", "timeout", "errors", "env"} or options.get("check", True):
+        known = {"check", "timeout", "errors", "env", "input"}
+        if argv[0] != "git" or options.keys() - known or options.get("input") or options.get("check", True):
             self.is_whole = False
             return _run(argv, **options)
         with recordings.paused():
@@ -165,7 +166,7 @@ def _facts(how: str, path: str) -> list[int]:
 
 
 def _asked_again(argv: list[str], errors: str, language: str | None) -> str:
-    env = {**os.environ, "LC_ALL": language} if language else None
+    env = git.environment({"LC_ALL": language} if language else {})
     return _answer(_run(argv, check=False, timeout=_GIT_S, errors=errors, env=env))
 
 

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kit import shell, untrusted_files
+from kit import git, shell, untrusted_files
 from kit.errors import ConfigError, Fault, ToolError
 
 IGNORE_FILE = ".kitignore"
 # Files that are never code, for a folder without git.
 _NEVER = (".git/", "__pycache__/", ".venv/")
-_GIT_S = 120.0
 # git ls-files(1) only warns and continues (dir.c, read_directory_recursive).
 _CLOSED = re.compile(r"warning: could not open directory '(?P<path>.*)': (?P<why>.*)")
 # A folder with more files is probably a home folder, or data.
@@ -99,11 +98,7 @@ def _not_ignored(folder: Path, paths: Sequence[str]) -> list[str]:
     """The paths that git does not ignore."""
     if not paths:
         return []
-    done = shell.run(
-        ["git", "-C", str(folder), "-c", "core.quotePath=false", "check-ignore", "--", *paths],
-        check=False,
-        timeout=_GIT_S,
-    )
+    done = git.run(folder, "-c", "core.quotePath=false", "check-ignore", "--", *paths, check=False)
     return [path for path in paths if path not in done.stdout.splitlines()]
 
 
@@ -189,7 +184,11 @@ def _git_files(folder: Path, asked_by: str) -> list[tuple[str, bool]] | None:
     except ToolError as error:
         said = error.message.strip().splitlines()[0]
         problem = f"git does not say which files of {folder} are the job's: {said}"
-        hint = f"git -C {folder} status, and what it says; or snapshot = false"
+        # git itself runs no program of a repository that it does not trust; of one that it trusts, it does.
+        own = "dubious ownership" in said
+        hint = (
+            f"{f'git -C {folder} status, and what it says' if own else 'correct what git names'}; or snapshot = false"
+        )
         raise ConfigError.of(Fault(file=asked_by, key="snapshot", problem=problem, hint=hint)) from None
 
 
@@ -208,8 +207,7 @@ class _NoRepository(Exception):  # noqa: N818
 def _listed(folder: Path, below: str = "") -> Iterator[tuple[str, bool]]:
     """Each path, and whether git tracks it. The files of submodules and of nested repositories are included."""
     options = ["-z", "-t", "--cached", "--others", "--exclude-standard", "--deduplicate"]
-    argv = ["git", "-C", f"{folder}/{below}", "ls-files", *options]
-    done = shell.run(argv, check=False, timeout=_GIT_S, errors="surrogateescape", env={**os.environ, "LC_ALL": "C"})
+    done = git.run(f"{folder}/{below}", "ls-files", *options, check=False, env={"LC_ALL": "C"})
     if closed := _CLOSED.search(done.stderr):
         raise _ClosedFolder(f"{below}{closed['path']}".rstrip("/"), closed["why"])
     if done.returncode:
