@@ -61,6 +61,15 @@ def test_every_block_is_run_or_says_why_not(page: Path) -> None:
         assert "skip:" not in above or re.search(r'skip: \w+ "\w[^"]{9,}"', above), f"give the reason: {above}"
 
 
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_a_block_that_is_run_shows_what_any_machine_prints(page: Path) -> None:
+    """A machine without Pyxis picks another runtime, so an output that names one is right on some machines only."""
+    for above, info, body in blocks(page.read_text(encoding="utf-8")):
+        if info == "console" and "skip:" not in above and "--set" not in body:
+            shown = re.findall(r"runtime (?:pyxis|enroot|bubblewrap|bare)\b", body)
+            assert shown == [], f"write `runtime …`: {body}"
+
+
 def known(model: type[Any], table: object, place: Declared | None = None) -> list[str]:
     """Keys of a TOML table that a model does not know."""
     here = place or Declared(keys=(), annotation=model)
