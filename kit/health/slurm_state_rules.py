@@ -267,7 +267,7 @@ def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | No
     signals = [event.get("name") for event in record.events if event["event"] == "signal"]
     lead = signals[-1:] == ["USR1"] and one.exit_code is not None
     if lead and (late := cite(record, r"the ranks did not end within \d+ s after USR1")):
-        advice = "save at USR1, or give it more time: slurm.lead"
+        advice = "save at the signal before the limit (slurm.signal), or give it more time: slurm.lead"
         return answer(
             record,
             "time-limit-unsaved",

@@ -63,6 +63,7 @@ def _settings(made: Decisions) -> dict[str, Any]:
         "debug": job.debug,
         "heartbeat": job.monitor.heartbeat,
         "lead": job.slurm.lead,
+        "lead_signals": job.slurm.lead_signals,
         "grace": job.slurm.time_to_save,
         "port_base": _PORT_BASE,
         "retry_in_allocation": job.retry.in_allocation,

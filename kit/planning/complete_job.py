@@ -79,16 +79,25 @@ def _lead(resolved: Resolved) -> int:
 
     If the default is not shorter than the time limit, a quarter of the limit; else the signal would come before the ranks start.
     """
-    lead, limit = resolved.job.slurm.lead, resolved.job.resources.time
+    slurm, limit = resolved.job.slurm, resolved.job.resources.time
+    name, _, own = (slurm.signal or "").partition("@")
+    lead = int(own) if own else slurm.lead
     seconds = int(60 * minutes(limit)) if limit else 0
+    key, then = ("signal", f'signal = "{name}@{seconds // 4}"') if own else ("lead", f"lead = {seconds // 4}")
+    if own and resolved.asked_slurm.get("lead", lead) != lead:
+        problem = f"the signal comes {lead} s before the limit, and slurm.lead says {slurm.lead} s"
+        fault = Fault(key="slurm.signal", problem=problem, hint=f'signal = "{name}"')
+        raise ConfigError.of(fault, file=resolved.job_file)
+    if slurm.signal and not lead:
+        problem = f"with a lead of 0 s the ranks never get {name} before the limit"
+        fault = Fault(key="slurm.signal", problem=problem, hint=f'signal = "{name}@120"' if own else "lead = 120")
+        raise ConfigError.of(fault, file=resolved.job_file)
     # 0 minutes mean no limit.
     if not seconds or lead < seconds:
         return lead
-    if "lead" in resolved.asked_slurm:
+    if own or "lead" in resolved.asked_slurm:
         problem = f"a lead of {lead} s is not shorter than the time limit, resources.time = {limit}"
-        raise ConfigError.of(
-            Fault(key="slurm.lead", problem=problem, hint=f"lead = {seconds // 4}"), file=resolved.job_file
-        )
+        raise ConfigError.of(Fault(key=f"slurm.{key}", problem=problem, hint=then), file=resolved.job_file)
     return seconds // 4
 
 

@@ -21,6 +21,17 @@ Capability = Annotated[
         nearest=lambda text: f"CAP_{text.strip().upper().removeprefix('CAP_').replace('-', '_')}",
     ),
 ]
+# rank.sh outlives these signals, and reports how the program ended.
+RankSignal = Annotated[
+    str,
+    Form(
+        pattern=r"(SIG)?(TERM|USR1|USR2|INT|HUP)(@[0-9]+)?",
+        what="a signal for the ranks",
+        how="TERM, USR1, USR2, INT or HUP, and perhaps @ and the lead in seconds",
+        example="TERM",
+        nearest=sbatch_options.signal_of,
+    ),
+]
 # Slurm waits this long after its own TERM, unless the site sets another KillWait.
 _GRACE_S = 30
 
@@ -114,8 +125,14 @@ class SlurmOptions(Model):
     lead: int = Field(
         default=120,
         ge=0,
-        description="Seconds before the time limit at which Slurm sends USR1 to the batch script; 0: never. Default: 120, "
+        description="Seconds before the time limit at which the ranks get their signal; 0: never. Default: 120, "
         "or a quarter of the time limit if that limit is not longer than 120 s.",
+    )
+    signal: RankSignal | None = Field(
+        default=None,
+        description="The signal that the ranks get at the lead, such as 'TERM', or with the lead itself: 'USR2@600'. "
+        "Default: USR1 for a program that has a handler for it, TERM for any other.",
+        examples=["USR2@600"],
     )
     grace: int | None = Field(
         default=None,
@@ -129,6 +146,11 @@ class SlurmOptions(Model):
     extra: tuple[Annotated[str, AfterValidator(sbatch_options.further)], ...] = Field(
         default=(), description="Further sbatch options, each as one string, such as '--nice=100'."
     )
+
+    @property
+    def lead_signals(self) -> str:
+        """Names of the signals at the lead, the preferred one first, separated by commas."""
+        return self.signal.partition("@")[0].removeprefix("SIG") if self.signal else "USR1,TERM"
 
     @property
     def time_to_save(self) -> int:

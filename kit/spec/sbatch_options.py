@@ -24,7 +24,7 @@ KEYS = {
     "time": "resources.time",
     "job-name": "name",
     "no-requeue": "slurm.requeue",
-    "signal": "slurm.lead",
+    "signal": "slurm.signal",
     "no-kill": "retry.spares",
 }
 _REFUSED = ("array", "export", "open-mode", "wait", "wrap")
@@ -33,19 +33,30 @@ SAME_VALUE = {
     name.replace("-", "_"): KEYS[name]
     for name in (*_SAME.split(), "gpus-per-node", "ntasks-per-node", "mem", "nodes", "time", "job-name")
 }
+# Numbers of signal(7) that people give to --signal, on all machines that Slurm runs on.
+_NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}
 _FORM = re.compile(r"--([a-z][a-z-]*)(=[A-Za-z0-9_.,:@/+=\[\]&|*()%-]+)?")
 _EXAMPLE = "--nice=100"
 
 
 def _value_of(key: str, given: str) -> object:
     """The value to write for a job's key, from the value of the sbatch option."""
-    if key in {"slurm.lead", "retry.spares"}:
-        return int(given.rpartition("@")[2]) if given.rpartition("@")[2].isdigit() else 1
+    if key == "slurm.signal":
+        return signal_of(given) or "USR1"
+    if key == "retry.spares":
+        return 1
     if key in {"slurm.requeue", "slurm.exclusive"}:
         return True
     given = given.rpartition(":")[2] if key == "resources.gpus_per_node" else given
     number = given.isdigit() and key not in {"resources.time", "resources.memory"}
     return int(given) if number else given or "value"
+
+
+def signal_of(given: str) -> str | None:
+    """sbatch's --signal as the key slurm.signal takes it: `B:SIGUSR2@600` -> `USR2@600`, `10` -> `USR1`. None for others."""
+    found = re.fullmatch(r"([BR]{1,2}:)?(SIG)?([A-Z0-9]+)(@[0-9]+)?", given.strip().upper())
+    name = _NUMBERS.get(found[3], found[3]) if found else ""
+    return name + (found[4] or "") if found and name in _NUMBERS.values() else None
 
 
 def further(option: str) -> str:

@@ -19,6 +19,7 @@ readonly KIT_WORLD={{ world | sh }}
 readonly KIT_DEBUG_DEFAULT={{ debug | sh }}
 readonly KIT_HEARTBEAT={{ heartbeat | sh }}
 readonly KIT_LEAD={{ lead | sh }}
+readonly KIT_LEAD_SIGNALS={{ lead_signals | sh }}
 readonly KIT_GRACE={{ grace | sh }}
 readonly KIT_MASTER_PORT_BASE={{ port_base | sh }}
 readonly KIT_RETRY_IN_ALLOCATION={{ retry_in_allocation | sh }}

@@ -1,17 +1,17 @@
 #!/bin/bash
-# signal.sh NAME SECONDS: one task per node, outside the container. Sends a signal only to the programs that rank.sh started on this
-# node. Slurm's own signals go to every process of a step: the FUSE daemons of Pyxis and Enroot, which the ranks' files come from,
-# die of them, torchrun dies of USR1, and a DataLoader's worker that gets TERM takes its parent down. Services get no signal: they
-# stay until the others have saved. This script continues until no rank is left on the node, so a program that has not started yet
-# gets its signal later. A program without a handler may be about to set one while it still loads (imports from a cold file system
-# take many seconds). It gets the signal once it has stopped reading files, or has lived for half of the SECONDS that the ranks have
-# to save.
+# signal.sh NAME[,NAME] SECONDS: one task per node, outside the container. Sends a signal only to the programs that rank.sh started on
+# this node. Each gets the first of the names for which it has a handler, or the last name if it has none. Slurm's own signals go to
+# every process of a step: the FUSE daemons of Pyxis and Enroot, which the ranks' files come from, die of them, torchrun dies of USR1,
+# and a DataLoader's worker that gets TERM takes its parent down. Services get no signal: they stay until the others have saved. This
+# script continues until no rank is left on the node, so a program that has not started yet gets its signal later. A program without a
+# handler for the first name may be about to set one while it still loads (imports from a cold file system take many seconds). It gets
+# its signal once it has stopped reading files, or has lived for half of the SECONDS that the ranks have to save.
 set -uo pipefail
 
 # Seconds without a read or a page from a file system, after which a program counts as loaded.
 readonly quiet_s=5
 
-# look SIGNAL: signals each program once. Returns 1 when no process of a rank's step is here. A process is recognised by its
+# look: signals each program once. Returns 1 when no process of a rank's step is here. A process is recognised by its
 # environment, which only its user can read.
 look() {
     local path pid shell above
@@ -31,8 +31,8 @@ look() {
         if [[ "$(own_number "${above}")" == "${shell}" ]] && is_ready "${pid}"; then
             told["${pid}"]=1
             # Signal the shell first: it notes that its program was told to end.
-            kill -s "$1" "${above}" 2>/dev/null
-            kill -s "$1" "${pid}" 2>/dev/null
+            kill -s "${chosen}" "${above}" 2>/dev/null
+            kill -s "${chosen}" "${pid}" 2>/dev/null
         fi
     done < <(grep -HZz '^KIT_RANK_SHELL=' "${of_ranks[@]}" 2>/dev/null)
     return 0
@@ -60,14 +60,19 @@ own_number() {
     printf '%s' "${own}"
 }
 
-# Whether a program has a handler for the signal, or has loaded without setting one.
+# Whether a program has a handler for the first of the signals, or has loaded without setting that one. Its signal is in `chosen`.
 is_ready() {
     local name caught="" up has_read
+    local -i place
     local -a stat
     while read -r name up; do
         [[ "${name}" != SigCgt: ]] || caught="${up}"
     done 2>/dev/null <"/proc/$1/status"
-    ((16#${caught:-0} & 1 << number - 1)) && return 0
+    for ((place = 0; place < ${#names[@]}; place++)); do
+        chosen="${names[place]}"
+        ((16#${caught:-0} & 1 << numbers[place] - 1)) && break
+    done
+    ((place)) || return 0
     read -ra stat <<<"$(fields "$1")"
     read -r up _ </proc/uptime
     # Fields 22 and 12 of proc(5): when it started, in ticks of a hundredth, and its major page faults.
@@ -84,12 +89,14 @@ is_ready() {
 }
 
 main() {
-    local -i number
     local -ri most_s=$(($2 / 2))
     local -A told=() last_read=() last_change=()
-    number="$(kill -l "$1")"
+    local -a names numbers
+    local chosen
+    IFS=, read -ra names <<<"$1"
+    mapfile -t numbers < <(kill -l "${names[@]}")
     # Where no rank has started yet, the step waits. The batch script ends it when all ranks are gone.
-    while look "$1" || ((!${#told[@]})); do
+    while look || ((!${#told[@]})); do
         sleep 0.5
     done
 }

@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Signals to the batch script. The lead signal (USR1) and a request to end (TERM: a cancel, a preemption, a node that goes down) are
+# Signals to the batch script. Slurm sends it USR1 at the lead. The ranks get the signal of KIT_LEAD_SIGNALS then: the first of these
+# for which a program has a handler. The lead signal (USR1) and a request to end (TERM: a cancel, a preemption, a node that goes down) are
 # passed to the ranks, which save and end. HUP and QUIT count as TERM. INT is the user's Ctrl-C where the script runs by hand. A
 # second INT does not wait for the ranks.
 
@@ -50,7 +51,11 @@ signals::pass_on() {
         steps::set_deadline "${seconds}" "the ranks did not end within ${seconds} s after $1"
     fi
     # A job that Slurm is ending takes no new step, and has got Slurm's own TERM.
-    [[ -n "${signals_slurms_term}" ]] || signals::carry "${1/INT/TERM}" "${seconds}"
+    [[ -z "${signals_slurms_term}" ]] || return 0
+    case "$1" in
+        USR1) signals::carry "${KIT_LEAD_SIGNALS}" "${seconds}" ;;
+        *) signals::carry TERM "${seconds}" ;;
+    esac
 }
 
 # USR2 comes only from failure_watch.sh, stall_watch.sh and warm_ranks.sh.
@@ -94,7 +99,7 @@ signals::note_preemption() {
     signals_got=TERM signals_slurms_term=1
 }
 
-# signals::carry NAME SECONDS: sends the signal only to the programs of the ranks, by a separate step on the nodes of the roles that
+# signals::carry NAME[,NAME] SECONDS: sends the signal only to the programs of the ranks, by a separate step on the nodes of the roles that
 # still run. A lost node among them would keep the step from starting, so lost nodes are left out.
 signals::carry() {
     local -r step="kit-signal-$((++signals_count))"
@@ -107,7 +112,7 @@ signals::carry() {
     ((${#nodes[@]})) || return 0
     KIT_NODE_NAMES="${nodes[*]}" steps::start "${step}" "${KIT_SIGNAL_ARGV[0]}" \
         --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" "${KIT_SIGNAL_ARGV[@]:1}" "$1" "$2"
-    signals_carried["${step}"]="$1"
+    signals_carried["${step}"]="${1%%,*}"
 }
 
 # Called repeatedly: where a step could not carry its signal, Slurm signals all processes of the ranks' steps.

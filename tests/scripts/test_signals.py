@@ -235,6 +235,68 @@ def test_a23_a_program_without_a_handler_is_told_all_the_same(
     assert (run / "state" / "rank-0.143").exists()
 
 
+# Sets a handler for each signal that is named, and writes which one came.
+CATCHES = """
+import pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[1])
+def save(number, frame):
+    (folder / "saved").write_text(signal.Signals(number).name)
+    sys.exit(128 + number)
+for name in {names}:
+    signal.signal(signal.Signals[name], save)
+(folder / "up").write_text("up")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("caught", "came"),
+    [
+        (["SIGUSR1"], "SIGUSR1"),
+        (["SIGTERM"], "SIGTERM"),
+        (["SIGTERM", "SIGUSR1"], "SIGUSR1"),
+        (["SIGUSR2", "SIGTERM"], "SIGTERM"),
+    ],
+    ids=" ".join,
+)
+def test_at_the_lead_a_program_gets_the_first_signal_that_it_has_a_handler_for(
+    run: Path, teller: list[subprocess.Popen[bytes]], caught: list[str], came: str
+) -> None:
+    """USR1 killed a program that saves on TERM alone, as most do that know no kit."""
+    (run / "program.py").write_text(CATCHES.format(names=caught))
+    process = rank(run)
+    teller.append(process)
+    assert until(run / "up")
+    teller.append(tell("USR1,TERM", 4))
+    assert until(run / "saved") == came
+    process.wait(60)
+    assert (run / "state" / f"rank-0.{128 + signal.Signals[came]}").exists()
+
+
+def test_at_the_lead_a_program_without_a_handler_gets_term(run: Path, teller: list[subprocess.Popen[bytes]]) -> None:
+    (run / "program.py").write_text("import time; time.sleep(600)")
+    process = rank(run)
+    teller += [process, tell("USR1,TERM", 600)]
+    process.wait(60)
+    assert (run / "state" / "rank-0.143").exists()
+
+
+@pytest.mark.parametrize(
+    ("signals", "came", "carried"),
+    [("USR1,TERM", "USR1", "USR1,TERM"), ("USR2", "USR1", "USR2"), ("USR2", "TERM", "TERM")],
+)
+def test_the_jobs_signal_is_that_of_the_lead_alone(lab: BatchLab, signals: str, came: str, carried: str) -> None:
+    script = f"""
+roles::running() {{ return 0; }}
+retry::time_to_save() {{ echo 9; }}
+signals::carry() {{ echo "carry $*"; }}
+readonly KIT_LEAD_SIGNALS={signals}
+signals::trap
+kill -{came} $$
+"""
+    assert [line for line in lab.bash(script) if line.startswith("carry")] == [f"carry {carried} 9"]
+
+
 def test_a6_a_service_gets_no_signal(run: Path, teller: list[subprocess.Popen[bytes]]) -> None:
     teller += [rank(run, KIT_SERVICE="1"), tell("TERM")]
     time.sleep(1.2)

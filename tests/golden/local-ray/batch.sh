@@ -28,6 +28,7 @@ readonly KIT_WORLD='world sizes: ray-head 1'
 readonly KIT_DEBUG_DEFAULT=0
 readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=60
+readonly KIT_LEAD_SIGNALS=USR1,TERM
 readonly KIT_GRACE=60
 readonly KIT_MASTER_PORT_BASE=20000
 readonly KIT_RETRY_IN_ALLOCATION=0
