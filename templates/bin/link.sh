@@ -11,6 +11,7 @@ readonly KIT_RUN_DIR={{ run_dir | sh }}
 set -uo pipefail
 
 source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/numbers.sh"
 source "${KIT_RUN_DIR}/lib/chain.sh"
 
 chain::require_more

@@ -28,7 +28,8 @@ chain::last_code() {
 chain::cancel_rest() {
     local id
     while read -r id; do
-        if ((id != SLURM_JOB_ID)); then
+        numbers::keep id
+        if ((id && id != SLURM_JOB_ID)); then
             scancel "${id}" 2>/dev/null || true
         fi
     done <"${KIT_RUN_DIR}/state/links"

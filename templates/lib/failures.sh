@@ -181,6 +181,7 @@ failures::explain() {
     # The ranks were killed because they stalled, which was reported already.
     ((step_code != stall_watch_code)) || return "${step_code}"
     read -r _ _ code _ < <(failures::first '*')
+    [[ -z "${code}" ]] || numbers::keep code
     if [[ -n "${signals_got}" ]] && [[ " 129 130 138 140 143 " == *" ${code} "* ]]; then
         log::info "the ranks ended after ${signals_got}, the first of them with exit code ${code}"
         return "${code}"

@@ -84,6 +84,8 @@ rank_progress::look() {
         # A name with a ~ is the report of a process that is gone.
         [[ -r "${path}" && "${path}" != *~* ]] || continue
         read -r step phase since rest <"${path}" 2>/dev/null || continue
+        # Programs in a container write these files; this script runs on the node.
+        [[ "${since}" =~ ^[1-9][0-9]{0,11}(\.[0-9]*)?$ ]] || continue
         name="${path##*/}"
         names+=("${name}") does["${name}"]="${step} ${phase}" reported["${name}"]="${since}" figures["${name}"]="${rest}"
         [[ "${phase}" != save ]] || ((EPOCHSECONDS - ${since%.*} < rank_progress_saves)) || saving["${name}"]="${since}"

@@ -44,8 +44,9 @@ retry::time_to_save() {
 }
 
 retry::begin_attempt() {
-    local -i attempts=0
+    local attempts=0
     [[ -r "${retry_file}" ]] && read -r attempts <"${retry_file}"
+    numbers::keep attempts
     export KIT_RESTART_COUNT="${attempts}"
     printf '%d\n' "$((attempts + 1))" >"${retry_file}.new" && mv -f -- "${retry_file}.new" "${retry_file}"
     nodes::choose_master_port || return 1
@@ -83,10 +84,10 @@ retry::again() {
 # Whether this start and those before it, retry.no_progress in a row, made no step beyond the furthest one. Called once for each
 # start, before the next one. A program that reports no steps is started as often as the job allows.
 retry::gets_nowhere() {
-    local job="" furthest="" before=""
-    local -i times=0
+    local job="" furthest="" before="" times=0
     ((KIT_NO_PROGRESS)) || return 1
     [[ -r "${retry_progress_file}" ]] && read -r job before times <"${retry_progress_file}"
+    numbers::keep before times
     # A job's first start has no start before it, whatever an earlier job of the same run folder left there.
     [[ "${job}" == "${SLURM_JOB_ID}" ]] || before=0 times=0
     furthest="$(retry::furthest)"
@@ -95,11 +96,12 @@ retry::gets_nowhere() {
         sleep "${retry_look_s}"
         furthest="$(retry::furthest)"
     fi
-    [[ "${furthest}" =~ ^[0-9]+$ ]] || return 1
+    [[ "${furthest}" =~ ^[0-9]{1,18}$ ]] || return 1
+    numbers::keep furthest
     if ((furthest > before)); then
         before="${furthest}" times=0
     else
-        times+=1
+        times=$((times + 1))
     fi
     printf '%s %s %d\n' "${SLURM_JOB_ID}" "${before}" "${times}" >"${retry_progress_file}.new" \
         && mv -f -- "${retry_progress_file}.new" "${retry_progress_file}"
@@ -146,11 +148,12 @@ retry::wants_requeue() {
 # Prints how often the job has gone back to the queue, as retry.requeue counts it: without Slurm's own requeues where slurm.requeue
 # leaves them to Slurm.
 retry::times_queued() {
-    local -i times="${SLURM_RESTART_COUNT:-0}"
+    local times="${SLURM_RESTART_COUNT:-0}"
     # A job's first start has no requeue before it, whatever an earlier job of the same run folder left there.
     if ((times && !KIT_REQUEUE_CAPPED)); then
         times=0
         [[ -r "${retry_queued_file}" ]] && read -r times <"${retry_queued_file}"
+        numbers::keep times
     fi
     printf '%d' "${times}"
 }
@@ -207,13 +210,13 @@ retry::doubt_end() {
 # by the kit would leave Slurm's mark of the preemption on the job. Then the next start would also go back to the queue after its
 # end, whatever its code (read in job_complete() of slurmctld, and seen).
 retry::slurm_requeues() {
-    local -i release=0
-    local type mode own=""
+    local release=0 type mode own=""
     read -r release type mode < <(slurm::ask scontrol show config 2>/dev/null | awk '
         $1 == "SLURM_VERSION" { split($3, part, "."); release = part[1] * 100 + part[2] }
         $1 == "PreemptType" { type = $3 }
         $1 == "PreemptMode" { mode = $3 }
         END { print release + 0, type, mode }')
+    numbers::keep release
     ((release >= 2405)) || return 1
     if [[ "${type}" == preempt/qos ]]; then
         own="$(slurm::ask sacctmgr --noheader --parsable2 show qos "${SLURM_JOB_QOS:-normal}" format=PreemptMode 2>/dev/null)"

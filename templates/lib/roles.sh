@@ -170,8 +170,9 @@ roles::start() {
 # Counts the starts of a role over the whole run, with requeues, so that programs see a number that only grows.
 roles::count_start() {
     local -r file="${KIT_RUN_DIR}/state/starts-$1"
-    local -i starts=0
+    local starts=0
     [[ -r "${file}" ]] && read -r starts <"${file}"
+    numbers::keep starts
     roles_start["$1"]="${starts}"
     printf '%d\n' "$((starts + 1))" >"${file}.new" && mv -f -- "${file}.new" "${file}"
 }

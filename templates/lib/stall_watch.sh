@@ -69,6 +69,8 @@ stall_watch::loop() {
         ((status > 128)) || return 0
         said="$(stall_watch::judge "${since}" "${seconds}" "${least}")"
         { read -r _ furthest; rule=""; read -r rule role rank node step phase idle waiting count others; } <<<"${said}"
+        # A rank's report may hold any text.
+        numbers::keep idle
         if [[ -z "${rule}" ]]; then
             if ((begun)); then
                 # The alarm was wrong, or the ranks have recovered. What took this long may take this long again.

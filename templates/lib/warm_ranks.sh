@@ -55,8 +55,7 @@ warm_ranks::order() {
 warm_ranks::listen() {
     local -r batch="$1"
     local -i status forked=0 stopped=0 stops_at=0
-    local -i number
-    local line word attempt how now="" can=1
+    local line word attempt number how now="" can=1
     trap '' TERM USR1 USR2 INT HUP
     [[ -z "${heartbeat_fd:-}" ]] || exec {heartbeat_fd}>&-
     while true; do
@@ -78,6 +77,7 @@ warm_ranks::listen() {
             continue
         fi
         read -r _ word attempt number how <<<"${line}"
+        numbers::keep number
         [[ "${attempt}" == "${now}" ]] || now="${attempt}" forked=0 stopped=0 stops_at=0 can=1
         case "${word}" in
             forked) forked+=1 ;;

@@ -225,7 +225,7 @@ def link(tmp_path: Path, last: str) -> tuple[int, list[str], list[str]]:
     (tmp_path / "state/links").write_text("1\n2\n3\n")
     script = 'scancel() { echo "cancel $1"; }\nlog::info() { echo "$*"; }\nlog::error() { echo "$*"; }\n'
     script += "trap 'echo \"code $?\"' EXIT\nchain::require_more; echo on"
-    said = bash(script, "log", "chain", KIT_RUN_DIR=str(tmp_path), SLURM_JOB_ID="2")
+    said = bash(script, "log", "numbers", "chain", KIT_RUN_DIR=str(tmp_path), SLURM_JOB_ID="2")
     words = [line for line in said if not line.startswith(("cancel ", "code "))]
     return int(said[-1].removeprefix("code ")), words, [line for line in said if line.startswith("cancel ")]
 

@@ -210,6 +210,7 @@ readonly -a KIT_CONTAINER_ARGV=(
 set -uo pipefail
 
 source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/numbers.sh"
 source "${KIT_RUN_DIR}/lib/environment.sh"
 source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"

@@ -249,6 +249,7 @@ readonly -a KIT_CONTAINER_ARGV=(
 set -uo pipefail
 
 source "${KIT_RUN_DIR}/lib/log.sh"
+source "${KIT_RUN_DIR}/lib/numbers.sh"
 source "${KIT_RUN_DIR}/lib/environment.sh"
 source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
@@ -948,6 +949,8 @@ KIT_FILE
     unpack 644 lib/nodes.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/notices.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/numbers.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/once.sh <<'KIT_FILE'
 KIT_FILE
