@@ -8,7 +8,8 @@
     │   ├── EngineError      5   no container engine answers
     │   └── LockError        5   the image file is missing or is not the locked one
     ├── SlurmError           6   sbatch, squeue, the embedded cluster
-    │   └── JobRefusedError  6   sbatch does not take the job
+    │   ├── JobRefusedError  6   sbatch does not take the job
+    │   └── NoAnswerError    8   Slurm did not answer for so long that a wait ended; the run continues
     ├── RunError             7   a run folder that is missing, unreadable or not what was asked for
     └── RunFailed            the run's own code   the run ended, and not with 0 (`kit submit --wait`)
 
@@ -109,6 +110,12 @@ class SlurmError(KitError):
 
 class JobRefusedError(SlurmError):
     """sbatch refuses the job as it is."""
+
+
+class NoAnswerError(SlurmError):
+    """Slurm did not answer for so long that the command no longer waits. The run continues, and its end is not known."""
+
+    exit_code = 8
 
 
 class RunError(KitError):

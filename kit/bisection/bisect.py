@@ -243,7 +243,7 @@ def result(known: BisectionRecord) -> Result:
 
 def nodes_of(one: Status) -> tuple[str, ...]:
     """The nodes of a run's last start."""
-    return client.hostnames(one.nodes, env=which_slurm.env_of(one.facts.cluster))
+    return client.hostnames(one.nodes)
 
 
 def _require_up(one: Status) -> None:

@@ -13,7 +13,7 @@ from kit.comparison.metric_divergence import start_facts
 from kit.comparison.text_diffs import Files, of_contents, of_tree
 from kit.errors import KitError, RunError
 from kit.images import image_lock, installed_packages, sqshfile
-from kit.runs import metrics, which_slurm
+from kit.runs import metrics
 from kit.runs.manifest import Manifest
 from kit.runs.unmade_points import POINTS
 from kit.slurm import client
@@ -91,7 +91,7 @@ def read(status: Status, answer: Answer) -> Recorded:
         image=_image_name(made),
         image_held=_image(made, paths, unknown),
         scripts=_scripts(status.run_dir, made),
-        nodes=client.hostnames(status.nodes, env=which_slurm.env_of(made.cluster)),
+        nodes=client.hostnames(status.nodes),
         unknown=tuple(unknown),
     )
 

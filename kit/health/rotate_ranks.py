@@ -115,7 +115,7 @@ def _orders(first: Earlier) -> tuple[tuple[str, ...], ...]:
     (one,) = status.of([first.run_dir], queue=which_slurm.queue())
     env = which_slurm.env_of(one.facts.cluster)
     # Spare nodes come after the nodes of the ranks.
-    mine = client.hostnames(one.nodes, env=env)[: first.job["resources"]["nodes"]]
+    mine = client.hostnames(one.nodes)[: first.job["resources"]["nodes"]]
     if not mine:
         raise RunError(f"run {name}: its nodes are not known", hint=f"kit rerun {name}")
     there = client.nodes_in_service(env=env, partition=first.job.get("slurm", {}).get("partition"))

@@ -261,7 +261,7 @@ def folders(cluster: Cluster) -> dict[str, object]:
 
 def queue_options(uid: str) -> tuple[str, ...]:
     """The options of `client.queue`."""
-    return ("--noheader", "--array", "--states=all", f"--user={uid}", "--format=%F|%K|%T|%r|%N|%M")
+    return ("--noheader", "--array", "--states=all", f"--user={uid}", "--format=kit|%F|%K|%T|%N|%M|%r")
 
 
 def primed(reply: Reply, *asked: tuple[str, Sequence[str], str]) -> dict[tuple[str, ...], Completed]:
@@ -277,8 +277,9 @@ def _there(facts: dict[str, str], reply: Reply, *, before: There | None) -> Ther
 
 
 def _keys(reply: Reply) -> dict[str, int]:
-    pairs = (line.partition("|") for line in reply.texts["keys"].splitlines())
-    return {script: int(number) for number, _, script in pairs if number.isdecimal() and script}
+    # A site may print lines of its own.
+    found = re.findall(r"kit\|([1-9]\d{0,17})\|(.+)", reply.texts["keys"], re.ASCII)
+    return {script: int(number) for number, script in found}
 
 
 def _avoided(reply: Reply) -> tuple[FailedNode, ...]:

@@ -111,6 +111,16 @@ def with_events(one: Facts, run_dir: Path) -> Facts:
     return replace(one, **_of_events(events(run_dir)) | ({"started": ()} if one.imported else {}))
 
 
+def is_closed(run_dir: Path) -> bool:
+    """Whether the batch script has done all that follows its end: the steps are gone, and the logs are merged."""
+    ends = [event for event in events(run_dir) if event["event"] == "end"]
+    try:
+        closed = float(untrusted_files.read_bytes(RunPaths(run_dir).closed, most=64))
+        return closed >= float(str(ends[-1].get("epoch", 0))) if ends else False
+    except (OSError, ValueError):
+        return False
+
+
 def events(run_dir: Path) -> list[dict[str, object]]:
     """Events that the batch script recorded, oldest first. Lines that are not events, such as incomplete ones, are skipped."""
     try:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from kit.remote import run_folder_mirror as mirrors
 from kit.runs import index, run_facts, unmade_points
+from kit.runs.patient_queue import PatientQueue
 from kit.runs.run_facts import Facts
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import ACTIVE, JobId, QueuedJob
@@ -118,20 +119,30 @@ def wait(run_dir: Path, *, queue: Queue, on_poll: Callable[[Status], None]) -> S
     """Wait until a run has ended. `on_poll` is called with its status after each request to Slurm.
 
     Slurm is asked every five seconds, and whenever the run's own record says that its job has started, is requeued or has ended.
-    After the end, Slurm's last state follows within a second or two, so some requests come sooner.
+    After the end, Slurm's last state follows within a second or two, so some requests come sooner. While Slurm does not answer, the
+    run's own record alone tells its end; NoAnswerError if that takes too long. The end is complete when the logs are merged.
     """
+    patient = PatientQueue(queue)
     unsettled, sooner = 0.0, iter(_SOONER_S)
     while True:
         asked = time.monotonic()
-        (status,) = of([run_dir], queue=queue)
+        (status,) = of([run_dir], queue=patient)
         on_poll(status)
-        if not status.active and (status.state not in {"LOST", "SUBMITTED"} or unsettled >= _SETTLE_S):
+        over = not status.active and status.state != UNKNOWN
+        if over and (_is_complete(status) or unsettled >= _SETTLE_S):
             return status
         pause = next(sooner, _ASK_S) if status.exit_code is not None else _ASK_S
         turn = _turn(status.facts)
         while time.monotonic() < asked + pause and _turn(run_facts.read(run_dir)) == turn:
             time.sleep(_LOOK_S)
-        unsettled = unsettled + time.monotonic() - asked if not status.active else 0.0
+        unsettled = unsettled + time.monotonic() - asked if over else 0.0
+
+
+def _is_complete(one: Status) -> bool:
+    """Whether a run has recorded all of its end. The batch script records its code first, and then merges the logs."""
+    if one.state in {"LOST", "SUBMITTED"}:
+        return False
+    return one.exit_code is None or run_facts.is_closed(one.run_dir)
 
 
 def _turn(one: Facts) -> tuple[object, ...]:

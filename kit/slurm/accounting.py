@@ -15,6 +15,14 @@ from kit.slurm.client import JobId
 
 # sacct(1): --duplicates shows every start of a requeued job, --noconvert gives plain bytes.
 _FIELDS = ("JobID", "State", "ExitCode", "ElapsedRaw", "NodeList", "MaxRSS", "TotalCPU", "Submit")
+# The form of the columns that are read as words, numbers or times.
+_FORMS = {
+    "State": r"[A-Z_]+.*",
+    "ExitCode": r"(\d{1,9}(:\d{1,9})?)?",
+    "ElapsedRaw": r"\d{0,18}",
+    "TotalCPU": r"(\d{1,9}-)?[\d:]*(\.\d+)?",
+    "Submit": r"\d{0,18}|[A-Za-z]+",
+}
 _TIMEOUT_S = 20.0
 _DISABLED = "accounting storage is disabled"
 # Linux limits an argument list to 2 MiB, and slurmdbd answers a request of this size within a second.
@@ -75,10 +83,12 @@ def question(job_ids: Sequence[JobId]) -> tuple[str, ...]:
 def parse(text: str) -> dict[JobId, Accounted]:
     """Parse sacct's lines: for each start a line of the job, then lines of its steps (`12.batch`, `12.0`)."""
     rows: dict[JobId, list[tuple[bool, dict[str, str]]]] = {}
-    for line in text.splitlines():
-        row = dict(zip(_FIELDS, line.split("|"), strict=True))
+    for line in text.split("\n"):
+        fields = line.split("|")
+        row = dict(zip(_FIELDS, fields, strict=False))
         number, dot, _ = row["JobID"].partition(".")
-        if re.fullmatch(r"\d+(_\d+)?", number):
+        # A site may print lines of its own.
+        if len(fields) == len(_FIELDS) and _is_row(row) and re.fullmatch(r"\d{1,18}(_\d{1,18})?", number, re.ASCII):
             job_id: JobId = number if "_" in number else int(number)
             rows.setdefault(job_id, []).append((bool(dot), row))
     found = {}
@@ -87,6 +97,11 @@ def parse(text: str) -> dict[JobId, Accounted]:
         if starts and starts[0]["Submit"].isdigit():
             found[job_id] = _accounted(job_id, starts, [row for is_step, row in mine if is_step])
     return found
+
+
+def _is_row(row: Mapping[str, str]) -> bool:
+    """Whether the columns that are read as words, numbers or times have their form."""
+    return all(re.fullmatch(form, row[name], re.ASCII) for name, form in _FORMS.items())
 
 
 def _accounted(job_id: JobId, starts: list[dict[str, str]], steps: list[dict[str, str]]) -> Accounted:

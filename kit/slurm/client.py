@@ -8,7 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from kit.errors import JobRefusedError, SlurmError, ToolError
-from kit.slurm import run_local_or_ssh
+from kit.slurm import run_local_or_ssh, tolerant_reader
+from kit.slurm.tolerant_reader import MARK, is_number
 
 # The variables that a job may inherit from the submitter. All others are left out: SLURM_* and SBATCH_* of an allocation that the
 # user is in (field-notes 25), PYXIS_* and SLURM_SPANK_* that would move the batch script into a container, and secrets that
@@ -24,6 +25,10 @@ ACTIVE = frozenset(
 _TIMEOUT_S = 60.0
 # For optional requests: without a slurm.conf, Slurm's commands search for one for a minute.
 _SHORT_S = 5.0
+
+# The queue's columns. A pending task of an array has no own number yet; %F and %K, the array's and the task's number, always
+# identify it. The reason comes last: a site may write any text into it.
+QUEUE_FORMAT = f"--format={MARK}%F|%K|%T|%N|%M|%r"
 
 # A job's number, or for a task of an array the array's number and the task's: '123_4'.
 JobId = int | str
@@ -79,47 +84,53 @@ def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
         raise SlurmError(error.message, hint=hint) from None
     if done.returncode != 0:
         raise _refused(done.stderr)
-    found = re.match(r"(\d+)", done.stdout.strip().splitlines()[-1] if done.stdout.strip() else "")
-    if not found:
+    numbers = numbers_in(done.stdout)
+    if not numbers:
         raise SlurmError(f"sbatch answered without a job id: {done.stdout!r}")
-    return int(found[1])
+    return numbers[-1]
+
+
+def numbers_in(text: str) -> list[int]:
+    """The job numbers in the output of `sbatch --parsable`: lines of the form `4711` or `4711;cluster`, each number once."""
+    found = (re.fullmatch(r"\s*([1-9]\d{0,17})(?:;\S+)?\s*", line) for line in text.split("\n"))
+    return list(dict.fromkeys(int(one[1]) for one in found if one))
 
 
 def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobId, QueuedJob]:
     """The user's jobs that Slurm still knows, by id, from one squeue call. A task of an array counts as a job."""
     wanted = set(job_ids)
-    # A pending task of an array has no own number yet. %F and %K, the array's and the task's number, always identify it.
-    argv = [
-        "squeue",
-        "--noheader",
-        "--array",
-        "--states=all",
-        f"--user={run_local_or_ssh.uid(env)}",
-        "--format=%F|%K|%T|%r|%N|%M",
-    ]
+    user = f"--user={run_local_or_ssh.uid(env)}"
     try:
-        text = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S).stdout
+        text = tolerant_reader.ask(
+            ["squeue", "--noheader", "--array", "--states=all", user, QUEUE_FORMAT], env=env, timeout=_TIMEOUT_S
+        )
     except ToolError as error:
         raise SlurmError(
             f"squeue could not be asked: {error.message}",
             hint="is slurmctld up? 'kit cluster status' for the embedded one",
         ) from None
+    jobs = jobs_in(text)
+    return {job_id: job for job_id, job in jobs.items() if job_id in wanted} if wanted else jobs
+
+
+def jobs_in(text: str) -> dict[JobId, QueuedJob]:
+    """The jobs in squeue's output with QUEUE_FORMAT. Lines that are not of this form are skipped."""
     jobs: dict[JobId, QueuedJob] = {}
-    for line in text.splitlines():
-        number, task, state, reason, nodes, elapsed = line.split("|")
-        job_id: JobId = f"{number}_{task}" if task.isdigit() else int(number)
-        if not wanted or job_id in wanted:
+    for number, task, state, nodes, elapsed, reason in tolerant_reader.rows(text, 6):
+        if is_number(number) and re.fullmatch(r"[A-Z_]+", state):
+            job_id: JobId = f"{number}_{task}" if is_number(task) else int(number)
             jobs[job_id] = QueuedJob(job_id=job_id, state=state, reason=reason, nodes=nodes, elapsed=elapsed)
     return jobs
 
 
 def expected_start(job_id: JobId, *, env: Mapping[str, str]) -> str:
     """Slurm's estimate of a waiting job's start, in local time: '2026-11-22T14:05:00'. Empty if Slurm gives none."""
-    argv = ["squeue", "--noheader", "--start", f"--jobs={job_id}", "--format=%S"]
+    argv = ["squeue", "--noheader", "--start", f"--jobs={job_id}", f"--format={MARK}%S"]
     try:
-        said = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout.strip()
+        text = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout
     except ToolError:
         return ""
+    said = next((row[0].strip() for row in tolerant_reader.rows(text, 1)), "")
     return said if re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d", said) else ""
 
 
@@ -134,39 +145,28 @@ def knows(job_id: JobId, *, env: Mapping[str, str]) -> bool:
 
 def scripts(*, env: Mapping[str, str]) -> dict[str, int]:
     """The batch scripts of the user's jobs that Slurm still knows: path as given to sbatch -> job id, or the array's id."""
-    argv = ["squeue", "--noheader", "--states=all", f"--user={run_local_or_ssh.uid(env)}", "--format=%F|%o"]
-    found: dict[str, int] = {}
-    for line in run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout.splitlines():
-        number, _, command = line.partition("|")
-        if number.isdecimal() and command:
-            found[command] = int(number)
-    return found
+    argv = ["squeue", "--noheader", "--states=all", f"--user={run_local_or_ssh.uid(env)}", f"--format={MARK}%F|%o"]
+    text = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout
+    return {command: int(number) for number, command in tolerant_reader.rows(text, 2) if is_number(number) and command}
 
 
-def hostnames(nodes: str, *, env: Mapping[str, str]) -> tuple[str, ...]:
-    """The nodes of Slurm's short form: `n[1-3]` is n1, n2, n3. Returns the form unchanged if scontrol cannot be asked."""
-    if not nodes:
-        return ()
-    if "[" not in nodes:
-        return tuple(nodes.split(","))
-    try:
-        return tuple(
-            run_local_or_ssh.run(["scontrol", "show", "hostnames", nodes], env=env, timeout=_SHORT_S).stdout.split()
-        )
-    except ToolError:
-        return (nodes,)
+def hostnames(nodes: str) -> tuple[str, ...]:
+    """The nodes of Slurm's short form: `n[1-3]` is n1, n2, n3."""
+    from kit.slurm import queue_snapshot
+
+    return queue_snapshot.hosts(nodes)
 
 
 def nodes_in_service(*, env: Mapping[str, str], partition: str | None = None) -> tuple[str, ...]:
     """The nodes that run jobs or can run them, sorted. partition: None for the default one. SlurmError if Slurm does not answer."""
     chosen = [f"--partition={partition}"] if partition else []
     try:
-        said = run_local_or_ssh.run(
-            ["sinfo", "--noheader", "--Node", "--format=%N %T %P", *chosen], env=env, timeout=_TIMEOUT_S
-        ).stdout
+        said = tolerant_reader.ask(
+            ["sinfo", "--noheader", "--Node", f"--format={MARK}%N|%T|%P", *chosen], env=env, timeout=_TIMEOUT_S
+        )
     except ToolError as error:
         raise SlurmError(f"Slurm does not say which nodes there are: {error.message}", hint=_WHERE) from None
-    rows = [line.split() for line in said.splitlines()]
+    rows = list(tolerant_reader.rows(said, 3))
     default = {row[2] for row in rows if row[2].endswith("*")}
     wanted = [row for row in rows if partition or not default or row[2] in default]
     return tuple(
@@ -207,9 +207,9 @@ def test_only(script: str, *, env: Mapping[str, str], options: Sequence[str] = (
 def _some_nodes_are_out(env: Mapping[str, str]) -> bool:
     """Whether a node is down, drained, or does not answer."""
     states = run_local_or_ssh.run(
-        ["sinfo", "--noheader", "--Node", "--format=%T"], env=env, timeout=_TIMEOUT_S, check=False
+        ["sinfo", "--noheader", "--Node", f"--format={MARK}%T"], env=env, timeout=_TIMEOUT_S, check=False
     )
-    return any(state not in _IN_SERVICE for state in states.stdout.split())
+    return any(state not in _IN_SERVICE for (state,) in tolerant_reader.rows(states.stdout, 1))
 
 
 def max_array_size(*, env: Mapping[str, str]) -> int | None:
@@ -225,13 +225,11 @@ def max_array_size(*, env: Mapping[str, str]) -> int | None:
 def version(*, env: Mapping[str, str]) -> str:
     """Slurm's version, such as '22.05.8'; empty if its commands are missing."""
     try:
-        return (
-            run_local_or_ssh.run(["sbatch", "--version"], env=env, timeout=_TIMEOUT_S)
-            .stdout.removeprefix("slurm-wlm ")
-            .removeprefix("slurm ")
-        )
+        said = run_local_or_ssh.run(["sbatch", "--version"], env=env, timeout=_TIMEOUT_S).stdout
     except ToolError:
         return ""
+    found = re.search(r"(?m)^slurm(?:-wlm)? (\d\S*)", said)
+    return found[1] if found else said
 
 
 def has_pyxis(*, env: Mapping[str, str]) -> bool:

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kit import shell
 from kit.errors import SlurmError, ToolError
-from kit.slurm import client
+from kit.slurm import client, tolerant_reader
+from kit.slurm.tolerant_reader import MARK, ask, is_number
 
 _TIMEOUT_S = 30.0
 _UNLIMITED = {"UNLIMITED", "INFINITE", "NONE", "N/A"}
@@ -30,14 +30,13 @@ class _Shape:
 def detect(*, env: Mapping[str, str]) -> dict[str, Any]:
     """The tables of a cluster file. SlurmError when no Slurm answers."""
     try:
-        config = _fields(shell.run(["scontrol", "show", "config"], env=env, timeout=_TIMEOUT_S).stdout)
-        shown = shell.run(["scontrol", "show", "partition", "--oneliner"], env=env, timeout=_TIMEOUT_S).stdout
-        listed = shell.run(
-            ["sinfo", "--noheader", "--Node", "--format=%R|%c|%m|%G"], env=env, timeout=_TIMEOUT_S
-        ).stdout
+        config = _fields(ask(["scontrol", "show", "config"], env=env, timeout=_TIMEOUT_S))
+        shown = ask(["scontrol", "show", "partition", "--oneliner"], env=env, timeout=_TIMEOUT_S)
+        listed = ask(["sinfo", "--noheader", "--Node", f"--format={MARK}%R|%c|%m|%G"], env=env, timeout=_TIMEOUT_S)
     except ToolError as error:
         raise SlurmError(error.message, hint="run it on a login node, where Slurm's commands answer") from None
-    partitions = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in shown.splitlines() if line]
+    partitions = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in shown.splitlines()]
+    partitions = [one for one in partitions if "PartitionName" in one]
     default = next((p for p in partitions if p.get("Default") == "YES"), partitions[0] if partitions else None)
     if default is None:
         raise SlurmError("Slurm has no partition", hint="scontrol show partition")
@@ -60,7 +59,7 @@ def _fields(text: str) -> dict[str, str]:
 
 def _commonest(listed: str, partition: str) -> _Shape:
     """The most common node shape in a partition. Of equally common ones, the one with more GPUs."""
-    rows = [line.split("|") for line in listed.splitlines()]
+    rows = [row for row in tolerant_reader.rows(listed, 4) if is_number(row[1]) and is_number(row[2])]
     mine = [row for row in rows if row[0] == partition] or rows
     if not mine:
         raise SlurmError("Slurm has no node", hint="sinfo --Node")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kit.errors import SlurmError, ToolError
-from kit.slurm import run_local_or_ssh
+from kit.slurm import run_local_or_ssh, tolerant_reader
 from kit.slurm.detect_cluster import gpus_of
 
 _TIMEOUT_S = 20.0
@@ -145,7 +145,7 @@ def read(*, env: Mapping[str, str]) -> QueueSnapshot:
     nodes = ["sinfo", "--noheader", "--Node", "--exact", f"--Format={_columns(_NODE)}"]
     jobs = ["squeue", "--noheader", "--array", "--states=all", f"--Format={_columns(_JOB)}"]
     try:
-        told = [run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S).stdout for argv in (nodes, jobs)]
+        told = [tolerant_reader.ask(argv, env=env, timeout=_TIMEOUT_S) for argv in (nodes, jobs)]
     except ToolError as error:
         # The last line is Slurm's own reason; a list of clusters shows one line of each.
         reason = error.message.splitlines()[-1].strip()
@@ -159,11 +159,9 @@ def _columns(names: Sequence[str]) -> str:
 
 def parse(nodes: str, jobs: str, *, now: float) -> QueueSnapshot:
     """A snapshot from the output of sinfo and squeue with the columns of this module."""
-    node_rows = [dict(zip(_NODE, line.split("|"), strict=False)) for line in nodes.splitlines()]
+    node_rows = [row for row in _rows(nodes, _NODE) if re.fullmatch(r"\d+/\d+/\d+/\d+", row["CPUsState"])]
     tiers = {_partition(row): int(row["PriorityTier"]) if row["PriorityTier"].isdecimal() else 1 for row in node_rows}
-    rows = [
-        dict(zip(_JOB, line.split("|"), strict=False)) for line in jobs.splitlines() if line.count("|") >= len(_JOB)
-    ]
+    rows = [row for row in _rows(jobs, _JOB) if re.fullmatch(r"[A-Z]+", row["StateCompact"])]
     waits = [row for row in rows if row["StateCompact"] == "PD" and not _PASSED_OVER.search(row["Reason"])]
     waits.sort(key=lambda row: (-_tier(row, tiers), -int(row["PriorityLong"] or 0), _number(row["JobArrayID"])))
     return QueueSnapshot(
@@ -176,6 +174,12 @@ def parse(nodes: str, jobs: str, *, now: float) -> QueueSnapshot:
         limits={_partition(row): _limits(row) for row in node_rows},
         default=next((_partition(row) for row in node_rows if row["Partition"].endswith("*")), None),
     )
+
+
+def _rows(text: str, names: Sequence[str]) -> list[dict[str, str]]:
+    """The lines with all columns. A site may print lines of its own."""
+    lines = text.split("\n")
+    return [dict(zip(names, line.split("|"), strict=False)) for line in lines if line.count("|") >= len(names)]
 
 
 def _partition(row: Mapping[str, str]) -> str:

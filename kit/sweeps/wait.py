@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from kit.runs.status import Queue
+from kit.runs.patient_queue import PatientQueue
+from kit.runs.status import UNKNOWN, Queue
 from kit.sweeps import find
 from kit.sweeps.find import state_of
 from kit.sweeps.record import read
@@ -19,13 +20,16 @@ _UNSETTLED = {"LOST", "SUBMITTED", find.MISSING}
 
 
 def wait(folder: Path, *, queue: Queue, on_poll: Callable[[Counter[str]], None]) -> list[int]:
-    """Wait until all points of a sweep have ended; return those that did not end well. `on_poll` gets the count of each state."""
-    record, unsettled = read(folder), 0.0
+    """Wait until all points of a sweep have ended; return those that did not end well. `on_poll` gets the count of each state.
+
+    NoAnswerError if Slurm does not answer for too long.
+    """
+    record, unsettled, patient = read(folder), 0.0, PatientQueue(queue)
     while True:
-        now = find.states(folder, record, queue=queue)
+        now = find.states(folder, record, queue=patient)
         count = Counter(state_of(one) for one in now.values())
         on_poll(count)
-        active = any(one is not None and one.active for one in now.values())
+        active = any(one is not None and (one.active or one.state == UNKNOWN) for one in now.values())
         if not active and (not _UNSETTLED & count.keys() or unsettled >= _SETTLE_S):
             return find.to_retry(now)
         unsettled = 0.0 if active else unsettled + _POLL_S

@@ -4,7 +4,7 @@
 main() {
     kit_environment
     [ "$JOBS" = "" ] || answer accounted sacct_of
-    [ "$QUEUE" = "" ] || answer queue squeue --noheader --array --states=all "--user=$KIT_UID" '--format=%F|%K|%T|%r|%N|%M'
+    [ "$QUEUE" = "" ] || answer queue squeue --noheader --array --states=all "--user=$KIT_UID" '--format=kit|%F|%K|%T|%N|%M|%r'
     if cd -- "$RUNS" 2>/dev/null && [ -d "./$RUN" ]; then
         [ "$RELAY" = "" ] || section relay 0 "$(kit_relay "./$RUN")"
         send_changes "$(changes files)"

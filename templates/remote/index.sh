@@ -9,8 +9,8 @@ main() {
         answer pyxis srun --help
         answer avoid avoided
     fi
-    answer queue squeue --noheader --array --states=all "--user=$KIT_UID" '--format=%F|%K|%T|%r|%N|%M'
-    answer keys squeue --noheader --states=all "--user=$KIT_UID" '--format=%F|%o'
+    answer queue squeue --noheader --array --states=all "--user=$KIT_UID" '--format=kit|%F|%K|%T|%N|%M|%r'
+    answer keys squeue --noheader --states=all "--user=$KIT_UID" '--format=kit|%F|%o'
     if cd -- "$RUNS" 2>/dev/null; then
         send_changes "$(changes records)"
     else

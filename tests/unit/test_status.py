@@ -88,6 +88,8 @@ def test_a_run_is_asked_about_every_five_seconds_and_when_its_record_turns(
         },
     )
     monkeypatch.setattr("kit.runs.status.time", clock)
+    # The batch script has merged the logs when Slurm says that the job has ended.
+    RunPaths(run_dir).closed.write_text("60.5\n")
     asked: list[float] = []
 
     def queue(cluster: str) -> dict[int | str, QueuedJob]:
