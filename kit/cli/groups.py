@@ -49,6 +49,7 @@ GROUPS = {
     "Clusters": {
         "cluster": "cluster.app",
         "nodes": "nodes.nodes",
+        "trust": "trust.trust",
     },
     "Tools": {
         "serve": "serve.serve",

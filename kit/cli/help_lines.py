@@ -48,6 +48,7 @@ HELP_LINES = {
     "diff-images": "Show how two images differ: packages, files, environment, configuration. The exit code is 1 if they differ.",
     "cluster": "Run a real Slurm on this machine to try jobs on, log in to a cluster over ssh, or write a first cluster file.",
     "nodes": "List nodes that new jobs avoid (failed preflight, or --avoid), and nodes that failed far more runs than others.",
+    "trust": "Show what this project would execute on this machine when you look at its clusters, and allow it after a question.",
     "model": "Compute a decoder-only model's parameters, compute-optimal tokens and steps, need for sharding, and local batch.",
     "checkpoint-size": "Predict the size of a model's checkpoint.",
     "convert-checkpoint": "Convert a sharded checkpoint of PyTorch or Megatron to one PyTorch file or to a Hugging Face folder.",

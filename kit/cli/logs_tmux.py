@@ -187,7 +187,7 @@ def tmux(
 
     def following(role: str | None) -> list[str]:
         # Use this same kit, whatever the PATH in the session's shell.
-        return [sys.executable, "-m", "kit", "logs", str(run_dir), *([role] if role else []), "--follow"]
+        return [sys.executable, "-P", "-m", "kit", "logs", str(run_dir), *([role] if role else []), "--follow"]
 
     if not sessions.exists(session):
         sessions.make(session, run_dir, cwd=data_folders.project(), following=following)

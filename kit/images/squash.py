@@ -142,7 +142,9 @@ def _from_tree(source: Tree, edit: Edit, target: Path, options: Options, on_byte
     file = folder / "request.json"
     file.write_text(json.dumps(request), encoding="utf-8")
     with repeating_thread.every(_SAMPLE_S, _reading(folder / "pid", on_bytes), name="squash-progress"):
-        done = shell.run([sys.executable, "-m", "kit.images.squash_overlay", str(file)], env=_child_env(), check=False)
+        done = shell.run(
+            [sys.executable, "-P", "-m", "kit.images.squash_overlay", str(file)], env=_child_env(), check=False
+        )
     if done.returncode in (squash_overlay.CANNOT_MOUNT, squash_overlay.UNLIKE):
         raise AnotherWayError(done.stderr)
     if done.returncode != 0:

@@ -102,5 +102,5 @@ def _failure(lock: Path, error: ToolError) -> ImageError:
 def pip() -> list[str]:
     """The argv that starts the host's pip."""
     if importlib.util.find_spec("pip") is not None:
-        return [sys.executable, "-m", "pip"]
+        return [sys.executable, "-P", "-m", "pip"]
     return [shell.require("pip3", hint="apt-get install python3-pip")]

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from kit import shell
+from kit import shell, trust
 from kit.errors import ToolError
 from kit.remote import shell_program
 from kit.remote.answers import Reply, read
@@ -260,7 +260,7 @@ class Connection:
         return ["ssh", *self._config(), *self._options(), "-o", "BatchMode=yes"]
 
     def _config(self) -> list[str]:
-        return ["-F", str(Path(self.rules.config).expanduser())] if self.rules.config else []
+        return ["-F", str(trust.ssh_configuration(self.rules.config, cluster=self.name))] if self.rules.config else []
 
     def _options(self) -> list[str]:
         # Disable options of a user's ssh_config that are meant for terminal sessions.

@@ -170,7 +170,11 @@ class SshRules(Model):
     host: Annotated[str, AfterValidator(_host)] = Field(
         description="The login node, as `ssh` takes it: a name from ssh_config, a host, or user@host."
     )
-    config: Text | None = Field(default=None, description="An ssh_config file to use instead of the user's own.")
+    config: Text | None = Field(
+        default=None,
+        description="An ssh_config file to use instead of the user's own. If it belongs to a project and executes programs, it "
+        "is used after `kit trust`.",
+    )
     path: Text | None = Field(
         default=None,
         description="Folders to put before PATH on the login node, if an ssh session there does not find Slurm's "

@@ -35,7 +35,7 @@ def argv() -> tuple[str, ...]:
     """
     if importlib.util.find_spec("optuna") is None:
         raise UsageError("[sweep.search] needs Optuna, which is not installed", hint="pip install 'slurm-kit[search]'")
-    return (sys.executable, "-m", "kit.sweeps.on_node")
+    return (sys.executable, "-P", "-m", "kit.sweeps.on_node")
 
 
 def check(search: Search, planner: Planner, first: Point, faults: Gathered) -> None:

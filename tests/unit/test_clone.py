@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from kit import git
+from kit import git, shell, trust
 from kit.bisection import commits
 from kit.errors import ConfigError, ToolError
 from kit.runs import manifest, traced_inputs
@@ -19,6 +20,7 @@ from kit.snapshots.scan import Scan
 from kit.snapshots.store import Store
 
 ROOT = Path(__file__).parents[2]
+needs_ssh = pytest.mark.skipif(shell.which("ssh") is None, reason="no ssh here: apt install openssh-client")
 _GIT = ["git", "-c", "user.name=a", "-c", "user.email=a@b"]
 
 
@@ -192,3 +194,166 @@ def test_git_is_only_called_by_one_module() -> None:
     found = {str(path.relative_to(ROOT)) for path in (ROOT / "kit").rglob("*.py") if call.search(path.read_text())}
     # traced_inputs has the word for its records.
     assert found == {"kit/git.py", "kit/runs/traced_inputs.py"}
+
+
+_CLUSTER = (
+    '[ssh]\nhost = "far"\nconfig = "{config}"\ntimeout_s = 5.0\n[node]\ncpus = 8\n[container]\nruntime = "bubblewrap"\n'
+)
+
+
+@pytest.fixture
+def far(tmp_path: Path, ran: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A clone with a cluster whose ssh configuration executes a program. The user's own folders are new."""
+    for name in ("HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_CONFIG_HOME", "XDG_DATA_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / "own" / name))
+        (tmp_path / "own" / name).mkdir(parents=True)
+    folder = tmp_path / "clone"
+    _git(tmp_path, "init", "-q", "clone")
+    (folder / "clusters").mkdir()
+    (folder / "clusters/far.toml").write_text(_CLUSTER.format(config="clusters/ssh_config"))
+    proxy = _program(folder / "clusters/proxy.sh", ran, "proxy")
+    (folder / "clusters/ssh_config").write_text(f"Host far\n  ProxyCommand {proxy} %h\n")
+    job = 'name = "far"\nlauncher = "ddp"\nshape = "srun"\nscript = "train.py"\n'
+    job += '[resources]\nnodes = 1\nranks_per_node = 1\ntime = "00:05:00"\n'
+    (folder / "job.toml").write_text(job)
+    (folder / "train.py").write_text("")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def _kit(*words: str) -> shell.Completed:
+    return shell.run([sys.executable, "-P", "-m", "kit", *words], check=False, timeout=120)
+
+
+@needs_ssh
+@pytest.mark.parametrize(
+    "words",
+    [
+        "runs",
+        "status",
+        "nodes -c far",
+        "when job.toml",
+        "render job.toml -c far",
+        "logs x",
+        "why x",
+        "top x",
+        "cancel x",
+    ],
+)
+def test_looking_executes_no_ssh_configuration_of_a_clone(far: Path, ran: Path, words: str) -> None:
+    done = _kit(*words.split())
+    assert not any(ran.iterdir())
+    if words.endswith("-c far"):
+        assert done.returncode == 4
+        assert f"cluster far: {far}/clusters/ssh_config comes with the project" in done.stderr
+        assert "ProxyCommand" in done.stderr
+        assert "try: kit trust" in done.stderr
+
+
+@needs_ssh
+def test_a_trusted_ssh_configuration_is_used_until_it_changes(far: Path, ran: Path) -> None:
+    asked = _kit("trust")
+    assert asked.returncode == 2
+    assert f"cluster far: {far}/clusters/ssh_config (not trusted)" in asked.stdout
+    assert f"  ProxyCommand {far}/clusters/proxy.sh %h" in asked.stdout
+    assert f"  with the file {far}/clusters/proxy.sh" in asked.stdout
+    assert "try: kit trust --yes" in asked.stderr
+    assert _kit("trust", "--yes").returncode == 0
+    _kit("nodes", "-c", "far")
+    assert [one.name for one in ran.iterdir()] == ["proxy"]
+    (ran / "proxy").unlink()
+    (far / "clusters/proxy.sh").write_text("#!/bin/sh\nexit 1\n")
+    assert "try: kit trust" in _kit("nodes", "-c", "far").stderr
+    assert not any(ran.iterdir())
+    assert _kit("trust", "--yes").returncode == 0
+    assert _kit("trust", "--off").returncode == 0
+    assert "try: kit trust" in _kit("nodes", "-c", "far").stderr
+
+
+@pytest.mark.parametrize(
+    ("line", "executes"),
+    [
+        ("HostName login.example", False),
+        ("Host=far far.*", False),
+        ("  IdentityFile ~/.ssh/id_ed25519", False),
+        ("# ProxyCommand x", False),
+        ("\tPort 22\r", False),
+        ("HostName $(id)", True),
+        ("User `id`", True),
+        ('HostName "a b"', True),
+        ("Match exec true", True),
+        ("PROXYCOMMAND=x", True),
+        ("LocalCommand x", True),
+        ("KnownHostsCommand x", True),
+        ("PKCS11Provider x.so", True),
+        ("SecurityKeyProvider x.so", True),
+        ("ProxyJump x", True),
+        ("UserKnownHostsFile ~/.bashrc", True),
+        ("ForwardAgent yes", True),
+        ("Anything new", True),
+    ],
+)
+def test_only_lines_that_execute_and_write_nothing_need_no_trust(far: Path, line: str, *, executes: bool) -> None:
+    (far / "clusters/ssh_config").write_text(f"Host far\n{line}\n")
+    found = trust.brought("clusters/ssh_config")
+    assert found is not None
+    assert bool(found.lines) == executes
+    if not executes:
+        copy = trust.ssh_configuration("clusters/ssh_config", cluster="far")
+        assert copy.read_bytes() == found.content
+        assert not copy.is_relative_to(far)
+
+
+def test_a_file_of_the_users_own_needs_no_trust(far: Path, tmp_path: Path) -> None:
+    own = tmp_path / "ssh_config"
+    own.write_text("ProxyCommand x\n")
+    assert trust.ssh_configuration(str(own), cluster="far") == own
+    own.chmod(0o666)
+    assert trust.brought(str(own)) is not None
+    assert trust.brought(f"{far}/clusters/ssh_config") is not None
+    assert trust.brought("../ssh_config") is not None, (
+        "a clone does not know where it lies, so a relative name is its own"
+    )
+    other = tmp_path / "other"
+    _git(tmp_path, "init", "-q", "other")
+    (other / "ssh_config").write_text("ProxyCommand x\n")
+    assert trust.brought(str(other / "ssh_config")) is not None
+    usual = Path.home() / ".ssh/config"
+    usual.parent.mkdir()
+    usual.write_text("ProxyCommand x\n")
+    assert trust.brought("~/.ssh/config") is None
+    link = tmp_path / "link"
+    link.symlink_to(far / "clusters/ssh_config")
+    assert trust.brought(str(link)) is not None
+
+
+def test_an_ssh_configuration_includes_only_files_of_the_users_own(far: Path) -> None:
+    config = far / "clusters/ssh_config"
+    (Path.home() / ".ssh").mkdir()
+    (Path.home() / ".ssh/config").write_text("Host x\n")
+    config.write_text("Include ~/.ssh/config config\n")
+    assert trust.brought("clusters/ssh_config") is not None
+    for word in (f"{far}/clusters/proxy.sh", f"{far}/clusters/*", "../../clone/clusters/proxy.sh"):
+        config.write_text(f"Include={word}\n")
+        with pytest.raises(ToolError, match="which is not a file of your own"):
+            trust.brought("clusters/ssh_config")
+
+
+def test_the_folder_of_what_is_trusted_belongs_to_the_user_alone(far: Path) -> None:
+    found = trust.brought("clusters/ssh_config")
+    assert found is not None
+    found.trust()
+    assert found.is_trusted()
+    folder = Path(os.environ["XDG_STATE_HOME"]) / "kit/trusted"
+    assert [one.name for one in folder.iterdir()] == [found.digest]
+    folder.chmod(0o770)
+    with pytest.raises(ToolError, match="must be yours and have mode 0700"):
+        found.is_trusted()
+
+
+def test_an_ssh_configuration_that_is_no_file_is_refused(far: Path) -> None:
+    config = far / "clusters/ssh_config"
+    config.unlink()
+    os.mkfifo(config)
+    with pytest.raises(ToolError, match="not a regular file"):
+        trust.brought("clusters/ssh_config")
