@@ -84,6 +84,12 @@ def library_names() -> tuple[str, ...]:
     return _names("lib")
 
 
+@cache
+def absent_names() -> tuple[str, ...]:
+    """Names of the modules that a rank may import in every run, with a stand-in for runs without their feature, sorted."""
+    return tuple(name.removeprefix("data/absent/") for name in _names("data/absent"))
+
+
 def _names(folder: str) -> tuple[str, ...]:
     return tuple(
         sorted(f"{folder}/{p.name}" for p in (_folder() / folder).iterdir() if p.suffix in {".sh", ".py", ".awk"})

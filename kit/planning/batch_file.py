@@ -17,6 +17,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from kit.errors import ConfigError, Fault, nearest
 from kit.planning import steps
 from kit.planning.decisions import Decisions
+from kit.planning.parts import called_parts
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
 from kit.render import MARK, configured, render
 from kit.spec.world_size_text import world_text
@@ -101,6 +102,7 @@ def _steps(made: Decisions) -> dict[str, Any]:
         "image_chain": steps.image_chain(made),
         "once_argv": steps.once_step(made),
         "container_argv": steps.container_step(made),
+        "parts": called_parts(made),
     }
 
 

@@ -18,7 +18,7 @@ from kit import frameworks
 from kit.allocation import Allocation, allocate
 from kit.config import Resolved
 from kit.errors import Fault
-from kit.planning import memory_checkpoints, nested_launchers, rank_files, warm_ranks
+from kit.planning import memory_checkpoints, nested_launchers, parts, rank_files, warm_ranks
 from kit.planning.batch_file import batch_script
 from kit.planning.complete_job import completed
 from kit.planning.decisions import Decisions
@@ -29,7 +29,7 @@ from kit.planning.plan_inputs import Site
 from kit.planning.sbatch_header import salloc_options
 from kit.planning.steps import shell_checks, shell_step
 from kit.planning.unexpanded_words import unexpanded
-from kit.render import library_names, plain, program_names
+from kit.render import absent_names, plain
 from kit.spec import slurm_filename_pattern
 from kit.spec.job import Job
 from kit.spec.roles import filled
@@ -171,15 +171,28 @@ def files(made: Decisions) -> tuple[PlanFile, ...]:
     run, once = {"{run}": made.paths.inside.run}, made.job.once.lines
     return (
         PlanFile(name="batch.sh", text=batch_script(made), mode=0o755),
-        PlanFile(name="all-reduce.sh", text=rank_files.all_reduce(made)),
+        *(
+            [PlanFile(name="all-reduce.sh", text=rank_files.all_reduce(made))]
+            if made.job.preflight.all_reduce_s
+            else []
+        ),
         PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
         *([PlanFile(name="once-lines.sh", text="".join(f"{n}\n" for n in once))] if once else []),
         *(file for placed in made.roles if placed.scripts == placed.name for file in _files_of(made, placed)),
         *(PlanFile(name=n, text=filled(t, run)) for n, t in made.extra.files.items()),
         *_records(made),
-        *(PlanFile(name=name, text=plain(name), mode=0o755) for name in program_names()),
-        *(PlanFile(name=name, text=plain(name)) for name in library_names()),
+        *_kits_own(made),
     )
+
+
+def _kits_own(made: Decisions) -> Iterator[PlanFile]:
+    """The kit's own programs and libraries that this run uses, and what its ranks can import instead of those that it does not."""
+    names = parts.file_names(made)
+    for name in names:
+        yield PlanFile(name=name, text=plain(name), mode=0o755 if name.startswith("bin/") else 0o644)
+    for name in absent_names():
+        if f"lib/{name}" not in names:
+            yield PlanFile(name=f"lib/{name}", text=plain(f"data/absent/{name}"))
 
 
 def _records(made: Decisions) -> Iterator[PlanFile]:

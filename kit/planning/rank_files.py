@@ -125,4 +125,5 @@ def _text(
     env = {**network, **job.checkpoint.env(), **job.profile.env(), **drawn, **job.env, **own}
     ranks = [word for pair in (rank_args or {}).items() for word in pair]
     variables = {"program": words, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": ranks}
-    return render("data/program.sh", {**variables, "warm": warm, "keep": keep})
+    memory = bool(job.checkpoint.memory_every)
+    return render("data/program.sh", {**variables, "warm": warm, "keep": keep, "memory": memory})

@@ -34,7 +34,7 @@ def _progress() -> Progress:
 def resumed(step: int) -> None:
     """Add to the run's events that the program continues from a checkpoint in its folder. Called by one rank."""
     try:
-        import_module("kit_memory").record_resumed(step, "file")
+        import_module("kit_events").record_resumed(step, "file")
     except ImportError:
         return
 

@@ -29,7 +29,7 @@ main() {
     fi
     # What killed jobs of this user have left takes memory that this job needs.
     rank_progress::sweep
-    trap 'memory_checkpoints::end; kill "${sleeper}" 2>/dev/null; exit 0' TERM HUP INT
+    trap 'memory_checkpoints::remove; kill "${sleeper}" 2>/dev/null; exit 0' TERM HUP INT
     if ! memory_checkpoints::begin; then
         log::error "no folder for checkpoints in memory: ${memory_checkpoints_folder} cannot be made, or is somebody else's"
         exit 1

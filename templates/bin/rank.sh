@@ -11,11 +11,17 @@ source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/reports.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
-source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
-source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
-KIT_RANK_ARGS=() KIT_WARM=() KIT_KEEP=""
+KIT_RANK_ARGS=() KIT_WARM=() KIT_KEEP="" KIT_MEMORY=""
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
+if ((${#KIT_WARM[@]})); then
+    # shellcheck source=/dev/null
+    source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
+fi
+if [[ -n "${KIT_MEMORY}" ]]; then
+    # shellcheck source=/dev/null
+    source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
+fi
 
 # logs/latest_<role>_node_rank_<n>.log is the log of the first rank on the role's n-th node. It is renamed into place, so it always
 # exists.
@@ -105,7 +111,7 @@ main() {
     umask g-w,o-w
     rank::end_report
     reports::remove_unused
-    memory_checkpoints::remove_unused
+    [[ -z "${KIT_MEMORY}" ]] || memory_checkpoints::remove_unused
     # Without its slurmstepd, a rank dies of some signal: of HUP under Pyxis.
     if ((code > 128)) && rank::is_orphan; then
         log::error "slurmstepd, by which Slurm runs the ranks of a node, is gone: killed, or out of memory; the program died of it, with ${code}"

@@ -8,8 +8,10 @@ set -uo pipefail
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/trust.sh"
-# shellcheck source-path=SCRIPTDIR
-source "${BASH_SOURCE[0]%/*}/../lib/image_chain.sh"
+if [[ -n "${KIT_IMAGE_CHAIN:-}" ]]; then
+    # shellcheck source-path=SCRIPTDIR
+    source "${BASH_SOURCE[0]%/*}/../lib/image_chain.sh"
+fi
 
 readonly node="${SLURMD_NODENAME:-$(uname -n)}"
 # Where the batch script looks for the reason of a failure.
@@ -22,7 +24,7 @@ trap '[[ -z "${partial}" ]] || rm -f -- "${partial}"' EXIT
 fail() {
     log::error "image not staged: $*"
     printf '%s\n' "$*" 2>/dev/null >"${failed}"
-    image_chain::leave "${node}" "$*"
+    [[ -z "${KIT_IMAGE_CHAIN:-}" ]] || image_chain::leave "${node}" "$*"
     exit 1
 }
 

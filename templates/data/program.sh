@@ -10,6 +10,10 @@ KIT_WARM={{ warm | sh }}
 # A rank that can lives on when another one dies.
 KIT_KEEP=1
 {% endif %}
+{% if memory %}
+# Steps are kept in the memory of the nodes.
+KIT_MEMORY=1
+{% endif %}
 {% if rank_args %}
 # Options, each with the variable that holds its value on each rank.
 KIT_RANK_ARGS={{ rank_args | sh }}

@@ -9,6 +9,9 @@ readonly -a hot_pages_at=(10 60 300)
 readonly hot_pages_limit_s=120
 hot_pages_list=""
 
+# shellcheck source=/dev/null
+source "${KIT_RUN_DIR}/lib/trust.sh"
+
 # hot_pages::find RUNS-DIR IMAGE: sets hot_pages_list to the list of an image, which the store names by its digest. Returns 1 where
 # there is none, or others could have written it.
 hot_pages::find() {
@@ -20,14 +23,12 @@ hot_pages::find() {
 }
 
 # Starts to learn in the background. It lives as long as the pipe that only this script holds open, as in heartbeat.sh.
-hot_pages::start() {
+hot_pages::before_attempt() {
     hot_pages_fd=""
-    # Which of several images a process has is not known.
-    ((${#KIT_IMAGES[@]} == 2)) && [[ "${KIT_IMAGES[0]}" == /* && "${KIT_IMAGES[1]}" == sha256:* ]] || return 0
     exec {hot_pages_fd}> >(hot_pages::loop "${KIT_IMAGES[0]}")
 }
 
-hot_pages::stop() {
+hot_pages::after_attempt() {
     if [[ -n "${hot_pages_fd:-}" ]]; then
         exec {hot_pages_fd}>&-
         hot_pages_fd=""

@@ -12,6 +12,16 @@ image_chain::possible() {
     python3 -E -s -S -c 'import sys; sys.exit(sys.version_info < (3, 8))' 2>/dev/null
 }
 
+image_chain::before_stage() {
+    image_chain::begin "$(nodes::another_address)" "${#nodes_all[@]}" "${KIT_CHAINED_IMAGE[@]}"
+    steps::set_env "KIT_IMAGE_CHAIN=${image_chain_meeting}"
+}
+
+image_chain::after_stage() {
+    image_chain::end
+    image_chain::record
+}
+
 # image_chain::begin ADDRESS NODES STORED SHA256: starts the coordinator on the batch script's node. ADDRESS: of another node.
 image_chain::begin() {
     local -r state="${KIT_RUN_DIR}/state"
@@ -75,5 +85,5 @@ image_chain::part() {
 
 # image_chain::leave NODE WHY: the other nodes need not wait for this one.
 image_chain::leave() {
-    [[ -z "${KIT_IMAGE_CHAIN:-}" ]] || python3 -B -E -s -S "${BASH_SOURCE[0]%/*}/image_node.py" "${KIT_IMAGE_CHAIN}" "$1" leave "$2"
+    python3 -B -E -s -S "${BASH_SOURCE[0]%/*}/image_node.py" "${KIT_IMAGE_CHAIN}" "$1" leave "$2"
 }

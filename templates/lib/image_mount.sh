@@ -43,5 +43,5 @@ image_mount::only_root_owns() {
 # enough. The reader ends with this process, or the one that it becomes.
 image_mount::read_ahead() {
     ((${SLURM_LOCALID:-0} == 0)) && [[ -d "${1%/*}/.hot-pages" ]] || return 0
-    setpriv --pdeathsig KILL "$1/bin/read-ahead.sh" "$2" </dev/null &>/dev/null &
+    [[ ! -x "$1/bin/read-ahead.sh" ]] || setpriv --pdeathsig KILL "$1/bin/read-ahead.sh" "$2" </dev/null &>/dev/null &
 }

@@ -17,12 +17,12 @@ tensors and the default `gather` need torch.
 
 import collections
 import hashlib
-import json
 import os
 import sys
 import threading
 import time
 
+from kit_events import record, record_resumed
 from kit_memory_files import DamagedError, Files, folder, node_name, sha256
 from kit_memory_state import Layout, read
 from kit_memory_transfer import Server, fetch, own_address, store
@@ -228,7 +228,7 @@ class Memory:
                     _say(
                         f"checkpoints in memory are off: {problem}. Ask for more memory, or remove checkpoint.memory_every"
                     )
-                    _record("memory-off", why=problem)
+                    record("memory-off", why=problem)
                 return False
         return True
 
@@ -279,11 +279,6 @@ class Memory:
             of = "the memory of other nodes" if found.fetched else "memory"
             _say(f"step {found.step} is loaded from {of}, in {seconds:.2f} s", kind="info")
             record_resumed(found.step, "neighbour" if found.fetched else "memory")
-
-
-def record_resumed(step, source):
-    """Add to the run's events that the ranks continue from a step. source: memory, neighbour or file. Called by one rank."""
-    _record("resumed", step=step, source=source)
 
 
 def _part(rank):
@@ -343,24 +338,3 @@ def _resident():
 
 def _say(text, kind="warning"):
     print(f"{kind}: {text}", file=sys.stderr, flush=True)
-
-
-def _record(event, **values):
-    """Add an event to the run's record, as templates/lib/events.sh does. docs/reference/events.md lists them."""
-    run_dir = os.environ.get("KIT_RUN_DIR")
-    if not run_dir:
-        return
-    line = {
-        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
-        "epoch": time.time(),
-        "event": event,
-        "job_id": int(os.environ.get("SLURM_JOB_ID") or 0),
-        "restart": int(os.environ.get("SLURM_RESTART_COUNT") or 0),
-        "attempt": int(os.environ.get("KIT_ATTEMPT") or os.environ.get("KIT_RESTART_COUNT") or 0),
-        **{name: str(value) for name, value in values.items()},
-    }
-    try:
-        with open(f"{run_dir}/state/events.jsonl", "a", encoding="utf-8") as file:  # noqa: PTH123
-            file.write(json.dumps(line) + "\n")
-    except OSError:
-        return

@@ -4,8 +4,7 @@
 # folder of kit_memory.py over the starts of the ranks. The folder lasts as long as that process.
 
 # Called by the batch script before each attempt. A step that has ended is not started again: it may end again.
-memory_checkpoints::start() {
-    [[ -n "${KIT_MEMORY_ARGV[*]:-}" ]] || return 0
+memory_checkpoints::before_attempt() {
     if [[ -z "${memory_checkpoints_started:-}" ]]; then
         memory_checkpoints_started=1
         KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-memory "${KIT_MEMORY_ARGV[@]}"
@@ -28,8 +27,12 @@ memory_checkpoints::begin() {
     flock --nonblock "${memory_checkpoints_fd}"
 }
 
-memory_checkpoints::end() {
+memory_checkpoints::remove() {
     rm -rf -- "${memory_checkpoints_folder}"
+}
+
+memory_checkpoints::end() {
+    memory_checkpoints::remove_unused
 }
 
 # Removes the folder if nobody holds its lock: then its process was killed. Called at the end of each rank, too.
@@ -38,6 +41,6 @@ memory_checkpoints::remove_unused() {
     memory_checkpoints::find_folder
     [[ -O "${memory_checkpoints_folder}" && ! -L "${memory_checkpoints_folder}" ]] && command -v flock >/dev/null || return 0
     { exec {fd}<"${memory_checkpoints_folder}"; } 2>/dev/null || return 0
-    ! flock --nonblock "${fd}" || memory_checkpoints::end
+    ! flock --nonblock "${fd}" || memory_checkpoints::remove
     exec {fd}<&-
 }

@@ -42,15 +42,11 @@ node_checks::stage() {
     local -i code
     rm -rf -- "${folder}"
     mkdir -p -- "${folder}"
-    if [[ -n "${KIT_CHAINED_IMAGE[*]:-}" ]]; then
-        image_chain::begin "$(nodes::another_address)" "${#nodes_all[@]}" "${KIT_CHAINED_IMAGE[@]}"
-        steps::set_env "KIT_IMAGE_CHAIN=${image_chain_meeting}"
-    fi
+    parts::call before_stage
     KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-stage "${KIT_STAGE_ARGV[@]}"
     node_checks::await_stage
     code=$?
-    image_chain::end
-    image_chain::record
+    parts::call after_stage
     ((code)) || return 0
     [[ -z "${signals_got}" ]] || return 143
     node_checks::judge_stage "${folder}"

@@ -6,12 +6,16 @@ readonly notices_file="${KIT_RUN_DIR}/.notify"
 readonly notices_s=60 notices_last_s=15
 
 # Sends in the background. No `wait` of this script waits for it.
-notices::tell() {
+notices::begun() {
+    notices::event
+}
+
+notices::event() {
     [[ ! -r "${notices_file}" ]] || (notices::send "${notices_s}" &)
 }
 
 # Sends at the end, when Slurm kills what is left of the job. So this waits, and then removes the file with the URLs.
-notices::tell_last() {
+notices::closed() {
     [[ -r "${notices_file}" ]] || return 0
     notices::send "${notices_last_s}"
     rm -f -- "${notices_file}"

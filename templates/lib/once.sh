@@ -5,10 +5,10 @@
 # Seconds between checks for lines that lost their slurmstepd. srun would wait for them forever.
 readonly once_look_s=5
 
-once::run() {
+once::before_ranks() {
     local -r done_file="${KIT_RUN_DIR}/state/once-${SLURM_JOB_ID}"
     local -i code once_lost=0
-    ((${#KIT_ONCE_ARGV[@]})) && [[ ! -e "${done_file}" ]] || return 0
+    [[ ! -e "${done_file}" ]] || return 0
     events::record phase name once
     failures::prepare once
     steps::set_env "KIT_FAILURES=${failures_name}"

@@ -140,7 +140,7 @@ role_policy::stop_rest() {
         [[ -z "${steps_pid[${name}]:-}" ]] || rest+=("${name}")
     done
     # Stopped ranks may start again in their step.
-    ((${#rest[@]})) && ! warm_ranks::are_stopped || return 0
+    ((${#rest[@]})) && ! parts::any held || return 0
     log::info "stopping ${rest[*]}"
     steps::end 100 "${rest[@]}"
 }

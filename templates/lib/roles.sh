@@ -118,7 +118,7 @@ roles::look() {
         starting | up)
             if steps::ended "${name}"; then
                 role_policy::on_end "$1" "${steps_code}"
-            elif warm_ranks::are_stopped; then
+            elif parts::any held; then
                 role_policy::on_end "$1" "${role_policy_lost_code}"
             else
                 steps::enforce_deadline "${name}"
@@ -161,10 +161,10 @@ roles::start() {
         events::record role role "${name}" start "${roles_start[${name}]}"
         env+=("KIT_ROLE=${name}" "KIT_MASTER_ADDR=${variables[address]}" "KIT_MASTER_PORT=${variables[master]}")
     fi
-    warm_ranks::start_again "${env[@]}" && return 0
+    parts::any start_held "${env[@]}" && return 0
     steps::set_env "${env[@]}"
     KIT_NODE_NAMES="${endpoints_nodes[${name}]}" steps::start "${name}" "${argv[@]}"
-    warm_ranks::note_step
+    parts::call step_started
 }
 
 # Counts the starts of a role over the whole run, with requeues, so that programs see a number that only grows.

@@ -61,7 +61,7 @@ signals::pass_on() {
 # USR2 comes only from failure_watch.sh, stall_watch.sh and warm_ranks.sh.
 # shellcheck disable=SC2317 # called by a trap
 signals::on_trouble() {
-    [[ -z "${signals_got}" ]] && ! warm_ranks::are_stopped || return 0
+    [[ -z "${signals_got}" ]] && ! parts::any held || return 0
     role_policy::doom
     [[ -n "${signals_got}" ]] || stall_watch::doom
 }

@@ -118,7 +118,7 @@ stall_watch::say() {
     log::info "evidence: state/stall-${number}; 'kit why ${KIT_RUN_DIR##*/}' reads it"
     events::record stall number "${number}" rule "${rule}" role "${role#-}" rank "${rank}" node "${node}" step "${step}" phase "${phase}" \
         idle "${idle}" waiting "${waiting}" count "${count}"
-    notices::tell
+    parts::call event
 }
 
 # stall_watch::collect NUMBER: collects evidence from every rank, by a separate step on their nodes. Its failure is not a fault of

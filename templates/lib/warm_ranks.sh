@@ -21,8 +21,7 @@ readonly warm_ranks_file="${KIT_RUN_DIR}/state/warm-stopped"
 warm_ranks_stopped="" warm_ranks_nodes="" warm_ranks_failures="" warm_ranks_orders="" warm_ranks_reports=""
 
 # Called by the batch script before each attempt. A warm process that died is not started again: it may die again.
-warm_ranks::start() {
-    [[ -n "${KIT_WARM_ARGV[*]:-}" ]] || return 0
+warm_ranks::before_attempt() {
     if [[ -z "${KIT_WARM_WAIT:-}" ]]; then
         warm_ranks::connect
         steps::set_env KIT_WARM_SERVER=1 KIT_WARM_ORDERS=1 "KIT_MASTER_ADDR=${KIT_MASTER_ADDR}" "KIT_MASTER_PORT=${KIT_MASTER_PORT}"
@@ -105,7 +104,7 @@ warm_ranks::listen() {
 }
 
 # Whether the ranks of this attempt are stopped, so that they can start again in their step.
-warm_ranks::are_stopped() {
+warm_ranks::held() {
     local attempt=""
     if [[ -z "${warm_ranks_stopped}" && -n "${warm_ranks_orders}" && -s "${warm_ranks_file}" ]]; then
         read -r attempt <"${warm_ranks_file}"
@@ -114,9 +113,9 @@ warm_ranks::are_stopped() {
     [[ -n "${warm_ranks_stopped}" ]]
 }
 
-# warm_ranks::start_again NAME=VALUE…: starts the stopped ranks again in their step, with these variables. Returns 1 where they
+# warm_ranks::start_held NAME=VALUE…: starts the stopped ranks again in their step, with these variables. Returns 1 where they
 # need another step.
-warm_ranks::start_again() {
+warm_ranks::start_held() {
     [[ -n "${warm_ranks_stopped}" ]] || return 1
     if [[ "${KIT_NODE_NAMES}" != "${warm_ranks_nodes}" ]]; then
         warm_ranks::release
@@ -126,6 +125,10 @@ warm_ranks::start_again() {
     warm_ranks::order again "${warm_ranks_stopped}" "KIT_MASTER_ADDR=${KIT_MASTER_ADDR}" "KIT_MASTER_PORT=${KIT_MASTER_PORT}" "$@"
     rm -f -- "${warm_ranks_file}"
     warm_ranks_stopped=""
+}
+
+warm_ranks::after_last_attempt() {
+    warm_ranks::release
 }
 
 # Lets the step of stopped ranks end, and waits for it.
@@ -143,7 +146,7 @@ warm_ranks::release() {
 }
 
 # Notes the step that a role's ranks start in.
-warm_ranks::note_step() {
+warm_ranks::step_started() {
     warm_ranks_nodes="${KIT_NODE_NAMES}" warm_ranks_failures="${failures_name}"
 }
 

@@ -49,6 +49,7 @@ def run_rank(folder: Path, args: list[str], env: dict[str, str]) -> tuple[list[s
                     "rank_args": [],
                     "warm": [],
                     "keep": False,
+                    "memory": False,
                 },
             ),
         ),

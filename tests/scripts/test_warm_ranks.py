@@ -32,8 +32,8 @@ def test_the_step_starts_once_and_the_next_starts_use_it(tmp_path: Path) -> None
     lab = BatchLab(tmp_path)
     lab.command("srun", SRUN)
     script = """KIT_WARM_ARGV=(srun --job-name=kit-warm sleep 1000)
-        warm_ranks::start; echo "wait ${KIT_WARM_WAIT}"
-        warm_ranks::start; echo "wait ${KIT_WARM_WAIT}"
+        warm_ranks::before_attempt; echo "wait ${KIT_WARM_WAIT}"
+        warm_ranks::before_attempt; echo "wait ${KIT_WARM_WAIT}"
         until [[ -e "${0%/*}/programs/served" ]]; do sleep 0.05; done
         kill "${steps_pid[kit-warm]}"; wait "${steps_pid[kit-warm]}" """
     said = lab.bash(SOURCE + script)
@@ -47,17 +47,11 @@ def test_the_step_starts_once_and_the_next_starts_use_it(tmp_path: Path) -> None
 def test_a_step_that_has_ended_is_said_and_no_rank_looks_for_it(tmp_path: Path) -> None:
     lab = BatchLab(tmp_path)
     script = """KIT_WARM_ARGV=(srun --job-name=kit-warm true)
-        warm_ranks::start; wait "${steps_pid[kit-warm]}"
-        warm_ranks::start; echo "wait ${KIT_WARM_WAIT}" """
+        warm_ranks::before_attempt; wait "${steps_pid[kit-warm]}"
+        warm_ranks::before_attempt; echo "wait ${KIT_WARM_WAIT}" """
     said = lab.bash(SOURCE + script)
     assert said[-1] == "wait 0"
     assert "step kit-warm has ended; the ranks import by themselves" in said[-2]
-
-
-def test_a_job_without_warm_ranks_starts_no_step(tmp_path: Path) -> None:
-    lab = BatchLab(tmp_path)
-    assert lab.bash(SOURCE + 'warm_ranks::start; echo "wait ${KIT_WARM_WAIT:-none}"') == ["wait none"]
-    assert lab.calls("srun") == []
 
 
 def test_the_signal_of_a_cancel_reaches_forked_ranks(tmp_path: Path) -> None:

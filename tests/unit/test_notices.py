@@ -151,16 +151,16 @@ def test_the_batch_script_tells(tmp_path: Path, hook: Hook) -> None:
     assert (run / ".notify").stat().st_mode & 0o777 == 0o600
     assert not (run / ".secrets").exists(), "the ranks have no use for it"
     event(run, "start", nodes="n1")
-    assert batch(run, "notices::tell").stdout == "after", "it continues at once"
+    assert batch(run, "notices::event").stdout == "after", "it continues at once"
     until = time.monotonic() + 60
     while not hook.got and time.monotonic() < until:
         time.sleep(0.1)
     event(run, "end", exit_code="3")
-    said = batch(run, "notices::tell_last")
+    said = batch(run, "notices::closed")
     assert "notice: gpt-1: fail: HOOK was told" in said.stderr
     assert [one["title"] for one in hook.got] == ["gpt-1: started", "gpt-1: FAILED, exit code 3"]
     assert not (run / ".notify").exists()
-    assert batch(run, "notices::tell_last").stderr == ""
+    assert batch(run, "notices::closed").stderr == ""
     everything = "".join(path.read_text() for path in run.rglob("*") if path.is_file()) + said.stdout + said.stderr
     assert TOKEN not in everything
 
@@ -200,7 +200,7 @@ def test_a_node_without_the_kit_goes_on(tmp_path: Path) -> None:
     """A Python that is not there, or that hangs: a line in the log, and the exit code is the script's own."""
     run = make(tmp_path / "gpt-1", by="batch")
     (run / ".notify").write_text("/no/such/python\nHOOK=json://127.0.0.1:1/\n")
-    done = batch(run, "notices::tell_last")
+    done = batch(run, "notices::closed")
     assert (done.returncode, done.stdout) == (0, "after")
     assert "notice: not sent: /no/such/python -m kit.notices does not work on this node" in done.stderr
     hangs = tmp_path / "python"

@@ -243,6 +243,10 @@ readonly -a KIT_CONTAINER_ARGV=(
     --open-mode=append
     /shared/runs/llama-@JOB@/bin/container.sh
 )
+# Features that only a key of the job brings: lib/parts.sh calls them.
+readonly -a KIT_PARTS=(
+    hot_pages # image
+)
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.
 # Below this line nothing is generated.
@@ -256,7 +260,6 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/slurm.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
-source "${KIT_RUN_DIR}/lib/notices.sh"
 source "${KIT_RUN_DIR}/lib/workspace.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/container_names.sh"
@@ -264,20 +267,16 @@ source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/failure_watch.sh"
 source "${KIT_RUN_DIR}/lib/stall_watch.sh"
-source "${KIT_RUN_DIR}/lib/trust.sh"
-source "${KIT_RUN_DIR}/lib/hot_pages.sh"
-source "${KIT_RUN_DIR}/lib/image_chain.sh"
 source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
 source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
-source "${KIT_RUN_DIR}/lib/once.sh"
-source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
-source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
 source "${KIT_RUN_DIR}/lib/reports.sh"
+source "${KIT_RUN_DIR}/lib/parts.sh"
+parts::source
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -288,7 +287,7 @@ finish() {
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
     stall_watch::stop
-    hot_pages::stop
+    parts::call after_attempt
     signals::ask_again
     if retry::wants_requeue "${code}"; then
         what=requeue
@@ -304,10 +303,9 @@ finish() {
     # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
-    image_chain::end
     # On this node the collector may have been killed after the last rank looked for it.
     reports::remove_unused
-    memory_checkpoints::remove_unused
+    parts::call end
     stall_watch::end_evidence
     heartbeat::stop
     failures::release_space
@@ -325,7 +323,7 @@ finish() {
             ;;
         end)
             retry::end "${code}"
-            notices::tell_last
+            parts::call closed
             ;;
     esac
     # After the TERM of `kit cancel`, which spares the containers (signal.sh), this tells Slurm that the job was cancelled.
@@ -339,18 +337,16 @@ train() {
     local -i code
     while true; do
         retry::begin_attempt || return 1
-        warm_ranks::start
-        memory_checkpoints::start
+        parts::call before_attempt
         failure_watch::start
         stall_watch::start
-        hot_pages::start
         roles::run
         code=$?
         failure_watch::stop
         stall_watch::stop
-        hot_pages::stop
+        parts::call after_attempt
         if ! retry::again "${code}"; then
-            warm_ranks::release
+            parts::call after_last_attempt
             return "${code}"
         fi
     done
@@ -379,7 +375,7 @@ main() {
     workspace::prepare || exit 1
     nodes::resolve || exit 1
     nodes::banner
-    notices::tell
+    parts::call begun
     failures::reserve_space
     node_checks::image || exit "${node_checks_failed_code}"
     node_checks::stage || exit $?
@@ -390,26 +386,12 @@ main() {
 
     heartbeat::start "${KIT_HEARTBEAT}"
     node_checks::all_reduce || exit $?
-    once::run || exit $?
+    parts::require before_ranks || exit $?
     train
     exit $?
 }
 
 main "$@"
-KIT_FILE
-    unpack 644 all-reduce.sh <<'KIT_FILE'
-# The job's program, its arguments and its environment, unchanged to the byte. Read by worker.sh and rank.sh.
-# shellcheck shell=bash disable=SC2034,SC2054
-KIT_PROGRAM=(
-    python3
-    /kit/run/bin/all_reduce.py
-)
-KIT_PROGRAM_ENV=(
-    NCCL_IB_DISABLE=0
-    NCCL_NET_GDR_LEVEL=PHB
-    NCCL_DEBUG=WARN
-    TORCH_NCCL_ASYNC_ERROR_HANDLING=1
-)
 KIT_FILE
     unpack 644 setup.sh <<'KIT_FILE'
 
@@ -449,10 +431,11 @@ source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_RUN_DIR}/lib/orphans.sh"
-source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
+# shellcheck source=/dev/null
+[[ -z "${KIT_WARM_SERVER:-}" ]] || source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 
 main() {
     [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
@@ -836,25 +819,13 @@ image_id = ""
 [packages.pip]
 torch = "2.13.0"
 KIT_FILE
-    unpack 755 bin/all_reduce.py <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/bubblewrap.sh <<'KIT_FILE'
-KIT_FILE
     unpack 755 bin/checked.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/container.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 bin/enroot-rc.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/enroot.sh <<'KIT_FILE'
-KIT_FILE
     unpack 755 bin/evidence.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/gpu-monitor.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/memory.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/once.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/port.sh <<'KIT_FILE'
 KIT_FILE
@@ -866,21 +837,15 @@ KIT_FILE
 KIT_FILE
     unpack 755 bin/read-ahead.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 755 bin/ready.sh <<'KIT_FILE'
-KIT_FILE
     unpack 755 bin/shell.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/signal.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/stage.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/unignore.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/fuse/squashfuse <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/cache_folders.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/chain.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/container_names.sh <<'KIT_FILE'
 KIT_FILE
@@ -902,37 +867,11 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/hot_pages.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/image_blocks.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/image_chain.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/image_chain.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/image_coordinator.py <<'KIT_FILE'
-KIT_FILE
     unpack 644 lib/image_mount.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/image_node.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/image_orders.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/image_sender.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/image_share.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/image_taker.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/kit_keep.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/kit_memory.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/kit_memory_files.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/kit_memory_state.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/kit_memory_transfer.py <<'KIT_FILE'
+    unpack 644 lib/kit_events.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_rank.py <<'KIT_FILE'
 KIT_FILE
@@ -940,27 +879,21 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/log.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/memory_checkpoints.sh <<'KIT_FILE'
-KIT_FILE
     unpack 644 lib/node_checks.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/node_wire.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/nodes.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/notices.sh <<'KIT_FILE'
-KIT_FILE
     unpack 644 lib/numbers.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/once.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/orphans.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/output_links.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/placeholders.sh <<'KIT_FILE'
+    unpack 644 lib/parts.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/rank_numbers.py <<'KIT_FILE'
+    unpack 644 lib/placeholders.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/rank_progress.sh <<'KIT_FILE'
 KIT_FILE
@@ -994,25 +927,11 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/trust.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/warm_child.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/warm_client.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/warm_held.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/warm_imports.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/warm_meeting.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/warm_program.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/warm_ranks.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/warm_ranks.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/warm_request.py <<'KIT_FILE'
-KIT_FILE
     unpack 644 lib/workspace.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_keep.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_memory.py <<'KIT_FILE'
 KIT_FILE
     unpack 644 config.toml <<'KIT_FILE'
 [training]

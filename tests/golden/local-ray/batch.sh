@@ -192,6 +192,9 @@ readonly -a KIT_PROBE_ARGV=()
 readonly -a KIT_STAGE_ARGV=()
 readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=()
+# Features that only a key of the job brings: lib/parts.sh calls them.
+readonly -a KIT_PARTS=(
+)
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.
 # Below this line nothing is generated.
@@ -205,7 +208,6 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/slurm.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
-source "${KIT_RUN_DIR}/lib/notices.sh"
 source "${KIT_RUN_DIR}/lib/workspace.sh"
 source "${KIT_RUN_DIR}/lib/heartbeat.sh"
 source "${KIT_RUN_DIR}/lib/container_names.sh"
@@ -213,20 +215,16 @@ source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/failure_watch.sh"
 source "${KIT_RUN_DIR}/lib/stall_watch.sh"
-source "${KIT_RUN_DIR}/lib/trust.sh"
-source "${KIT_RUN_DIR}/lib/hot_pages.sh"
-source "${KIT_RUN_DIR}/lib/image_chain.sh"
 source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
 source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
-source "${KIT_RUN_DIR}/lib/once.sh"
-source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
-source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
 source "${KIT_RUN_DIR}/lib/reports.sh"
+source "${KIT_RUN_DIR}/lib/parts.sh"
+parts::source
 
 # shellcheck disable=SC2317 # called by the EXIT trap
 finish() {
@@ -237,7 +235,7 @@ finish() {
     trap '' TERM USR1 USR2 INT HUP QUIT
     failure_watch::stop
     stall_watch::stop
-    hot_pages::stop
+    parts::call after_attempt
     signals::ask_again
     if retry::wants_requeue "${code}"; then
         what=requeue
@@ -253,10 +251,9 @@ finish() {
     # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
-    image_chain::end
     # On this node the collector may have been killed after the last rank looked for it.
     reports::remove_unused
-    memory_checkpoints::remove_unused
+    parts::call end
     stall_watch::end_evidence
     heartbeat::stop
     failures::release_space
@@ -274,7 +271,7 @@ finish() {
             ;;
         end)
             retry::end "${code}"
-            notices::tell_last
+            parts::call closed
             ;;
     esac
     # After the TERM of `kit cancel`, which spares the containers (signal.sh), this tells Slurm that the job was cancelled.
@@ -288,18 +285,16 @@ train() {
     local -i code
     while true; do
         retry::begin_attempt || return 1
-        warm_ranks::start
-        memory_checkpoints::start
+        parts::call before_attempt
         failure_watch::start
         stall_watch::start
-        hot_pages::start
         roles::run
         code=$?
         failure_watch::stop
         stall_watch::stop
-        hot_pages::stop
+        parts::call after_attempt
         if ! retry::again "${code}"; then
-            warm_ranks::release
+            parts::call after_last_attempt
             return "${code}"
         fi
     done
@@ -328,7 +323,7 @@ main() {
     workspace::prepare || exit 1
     nodes::resolve || exit 1
     nodes::banner
-    notices::tell
+    parts::call begun
     failures::reserve_space
     node_checks::image || exit "${node_checks_failed_code}"
     node_checks::stage || exit $?
@@ -339,7 +334,7 @@ main() {
 
     heartbeat::start "${KIT_HEARTBEAT}"
     node_checks::all_reduce || exit $?
-    once::run || exit $?
+    parts::require before_ranks || exit $?
     train
     exit $?
 }

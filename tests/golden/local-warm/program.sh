@@ -16,3 +16,5 @@ KIT_WARM=(
     torch
     torch.distributed
 )
+# Steps are kept in the memory of the nodes.
+KIT_MEMORY=1

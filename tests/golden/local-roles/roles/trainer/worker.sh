@@ -32,10 +32,11 @@ source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_RUN_DIR}/lib/orphans.sh"
-source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
+# shellcheck source=/dev/null
+[[ -z "${KIT_WARM_SERVER:-}" ]] || source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 
 main() {
     [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports

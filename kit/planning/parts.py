@@ -1,0 +1,162 @@
+"""Parts of a run: features with files of their own, which are in a run only if a key of its job asks for them.
+
+The batch script has the functions of the parts in KIT_PARTS, and calls them by phase (templates/lib/parts.sh). A new part is an
+entry of PARTS, and its files in templates/.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kit.planning import steps
+from kit.planning.decisions import Decisions
+from kit.render import library_names, program_names
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """A feature of a run.
+
+    name: that of its functions, and of lib/NAME.sh where it has phases. asked_by: the key of the job that asks for the part, as a
+    word for the head of the batch script; None where no key does. files: names in templates/, all of which only the part needs.
+    phases: whether the batch script calls it.
+    """
+
+    name: str
+    asked_by: Callable[[Decisions], str | None]
+    files: tuple[str, ...]
+    phases: bool = True
+
+
+def parts_of(made: Decisions) -> tuple[Part, ...]:
+    """The parts of this run, in the order in which the batch script calls them."""
+    return tuple(part for part in PARTS if made.resolved.template is not None or part.asked_by(made) is not None)
+
+
+def called_parts(made: Decisions) -> list[tuple[str, str]]:
+    """The parts that the batch script calls, each with the key that asked for it."""
+    return [(part.name, key) for part in PARTS if part.phases and (key := part.asked_by(made)) is not None]
+
+
+def file_names(made: Decisions) -> tuple[str, ...]:
+    """Names in templates/ of the programs and libraries of this run, sorted by folder.
+
+    A batch script from the user's own template may call anything, so its run has the files of all parts.
+    """
+    unused = {name for part in PARTS for name in part.files}
+    unused -= {name for part in parts_of(made) for name in part.files}
+    return tuple(name for name in (*program_names(), *library_names()) if name not in unused)
+
+
+def _image_chain(made: Decisions) -> str | None:
+    return "image.stage" if steps.image_chain(made) else None
+
+
+def _hot_pages(made: Decisions) -> str | None:
+    # Which of several images a process has is not known.
+    pins = made.pins.distinct
+    return "image" if len(pins) == 1 and pins[0].image.startswith("/") and pins[0].digest else None
+
+
+def _warm_ranks(made: Decisions) -> str | None:
+    return "retry.warm" if made.job.retry.warm else None
+
+
+def _memory_checkpoints(made: Decisions) -> str | None:
+    return "checkpoint.memory_every" if made.job.checkpoint.memory_every else None
+
+
+def _once(made: Decisions) -> str | None:
+    return "once.lines" if made.job.once.lines else None
+
+
+def _notices(made: Decisions) -> str | None:
+    return "notify" if made.job.notify.by == "batch" and made.job.notify.on else None
+
+
+def _staging(made: Decisions) -> str | None:
+    return "image.stage" if steps.stage_step(made) else None
+
+
+def _preflight(made: Decisions) -> str | None:
+    return "preflight" if steps.preflight_step(made) else None
+
+
+def _monitor(made: Decisions) -> str | None:
+    # memory.sh removes the reports of killed ranks, too.
+    return "monitor" if made.job.monitor.enabled or made.job.checkpoint.memory_every else None
+
+
+def _all_reduce(made: Decisions) -> str | None:
+    return "preflight.all_reduce_s" if made.job.preflight.all_reduce_s else None
+
+
+def _ready(made: Decisions) -> str | None:
+    return "roles" if any(placed.role.ready for placed in made.roles) else None
+
+
+def _chain(made: Decisions) -> str | None:
+    return "chain" if made.job.chain else None
+
+
+def _container(made: Decisions) -> str | None:
+    return "container.runtime" if made.runtime.containerized else None
+
+
+def _runtime(name: str) -> Callable[[Decisions], str | None]:
+    return lambda made: "container.runtime" if made.job.container.runtime == name else None
+
+
+PARTS = (
+    Part(name="notices", asked_by=_notices, files=("lib/notices.sh",)),
+    Part(
+        name="image_chain",
+        asked_by=_image_chain,
+        files=(
+            "lib/image_chain.sh",
+            *(
+                f"lib/image_{name}.py"
+                for name in ("blocks", "chain", "coordinator", "node", "orders", "sender", "share", "taker")
+            ),
+        ),
+    ),
+    Part(name="once", asked_by=_once, files=("bin/once.sh", "lib/once.sh")),
+    Part(
+        name="warm_ranks",
+        asked_by=_warm_ranks,
+        files=(
+            "lib/warm_ranks.sh",
+            "lib/kit_keep.py",
+            *(
+                f"lib/warm_{name}.py"
+                for name in ("child", "client", "held", "imports", "meeting", "program", "ranks", "request")
+            ),
+        ),
+    ),
+    Part(
+        name="memory_checkpoints",
+        asked_by=_memory_checkpoints,
+        files=(
+            "bin/memory.sh",
+            "lib/memory_checkpoints.sh",
+            *(f"lib/kit_memory{name}.py" for name in ("", "_files", "_state", "_transfer")),
+        ),
+    ),
+    Part(
+        name="hot_pages",
+        asked_by=_hot_pages,
+        files=("bin/read-ahead.sh", "lib/hot_pages.sh", "lib/hot_pages.py", "lib/squashfs_image.py"),
+    ),
+    Part(name="staging", asked_by=_staging, files=("bin/stage.sh",), phases=False),
+    Part(name="preflight", asked_by=_preflight, files=("bin/preflight.sh", "bin/probe.sh"), phases=False),
+    Part(name="monitor", asked_by=_monitor, files=("bin/gpu-monitor.sh", "lib/rank_progress.sh"), phases=False),
+    Part(name="all_reduce", asked_by=_all_reduce, files=("bin/all_reduce.py",), phases=False),
+    Part(name="ready", asked_by=_ready, files=("bin/ready.sh",), phases=False),
+    Part(name="chain", asked_by=_chain, files=("lib/chain.sh",), phases=False),
+    Part(name="rotate", asked_by=lambda _: None, files=("lib/rank_numbers.py",), phases=False),
+    Part(name="image_mount", asked_by=_container, files=("lib/image_mount.sh", "bin/fuse/squashfuse"), phases=False),
+    Part(name="bubblewrap", asked_by=_runtime("bubblewrap"), files=("bin/bubblewrap.sh",), phases=False),
+    Part(name="enroot", asked_by=_runtime("enroot"), files=("bin/enroot.sh", "bin/enroot-rc.sh"), phases=False),
+    Part(name="pyxis", asked_by=_runtime("pyxis"), files=("bin/container.sh",), phases=False),
+)

@@ -1,0 +1,119 @@
+"""Parts of a run: what a job does not use is not in its run folder."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from kit import render
+from kit.planning.parts import PARTS, file_names
+from tests.golden.cases import CASES, planned
+from tests.support import REPO
+
+BY_NAME = {case.name: case for case in CASES}
+# Counts of a plain job's scripts and their lines, which the batch script and the ranks source or run. They only go down.
+MOST_FILES, MOST_LINES = 60, 6_500
+
+
+def own_files(case: str) -> set[str]:
+    """The kit's own files in the run folder of a golden case."""
+    return {file.name for file in planned(BY_NAME[case]).files if file.name.startswith(("bin/", "lib/"))}
+
+
+def test_each_file_of_a_part_is_a_file_of_the_templates_and_of_no_other_part() -> None:
+    named = [name for part in PARTS for name in part.files]
+    assert len(named) == len(set(named))
+    assert set(named) <= {*render.program_names(), *render.library_names()}
+
+
+@pytest.mark.parametrize("part", [part for part in PARTS if part.phases], ids=lambda part: part.name)
+def test_a_part_that_is_called_has_its_functions_in_the_file_of_its_name(part) -> None:
+    assert f"lib/{part.name}.sh" in part.files
+    text = (REPO / "templates/lib" / f"{part.name}.sh").read_text(encoding="utf-8")
+    phases = re.findall(r"^#   (\w+) ", (REPO / "templates/lib/parts.sh").read_text(encoding="utf-8"), re.MULTILINE)
+    assert any(f"{part.name}::{phase}()" in text for phase in phases)
+
+
+def test_a_plain_job_has_no_part_that_it_did_not_ask_for() -> None:
+    found = own_files("local-bare")
+    for name in (
+        "image_chain",
+        "warm_ranks",
+        "memory_checkpoints",
+        "once",
+        "notices",
+        "hot_pages",
+        "bubblewrap",
+        "enroot",
+    ):
+        (part,) = (part for part in PARTS if part.name == name)
+        kept = {file for file in part.files if Path(file).name in render.absent_names()}
+        assert not found & set(part.files) - kept
+    assert len(found) <= MOST_FILES
+    assert sum(file.text.count("\n") for file in planned(BY_NAME["local-pyxis"]).files) <= MOST_LINES
+
+
+@pytest.mark.parametrize(
+    ("case", "parts"),
+    [("local-warm", {"warm_ranks", "hot_pages"}), ("local-image-chain", {"image_chain", "hot_pages"})],
+)
+def test_the_head_of_the_batch_script_names_the_parts_of_its_run(case: str, parts: set[str]) -> None:
+    plan = planned(BY_NAME[case])
+    head = plan.text_of("batch.sh").split("readonly -a KIT_PARTS=(")[1].split(")")[0]
+    assert parts <= {line.split()[0] for line in head.strip().splitlines()}
+    for line in head.strip().splitlines():
+        name, asked_by = line.strip().split(" # ")
+        assert asked_by
+        assert f"lib/{name}.sh" in {file.name for file in plan.files}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_all_that_a_run_sources_or_runs_is_in_its_folder(case) -> None:
+    """Followed from the files that the plan writes, but for what they name only behind a test for the part."""
+    plan = planned(case)
+    names = {file.name for file in plan.files}
+    conditional = {"lib/warm_ranks.sh", "lib/memory_checkpoints.sh", "lib/image_chain.sh"}
+    for file in plan.files:
+        for found in re.findall(r"^source \S*?((?:lib|bin)/[a-z_-]+\.sh)", file.text, re.MULTILINE):
+            assert found in names | conditional, f"{file.name} sources {found}"
+    words = set(re.findall(r"^    \S*/((?:bin)/[\w./-]+)$", plan.text_of("batch.sh"), re.MULTILINE))
+    assert words <= names
+
+
+def test_a_template_of_ones_own_may_call_all_parts(tmp_path: Path) -> None:
+    made = planned(BY_NAME["local-bare"]).decisions
+    own = replace(made, resolved=replace(made.resolved, template=("x.sh", "#!/bin/bash\n")))
+    assert {*file_names(own)} == {*render.program_names(), *render.library_names()}
+
+
+@pytest.mark.parametrize("name", render.absent_names())
+def test_a_stand_in_has_the_calls_of_the_real_module(name: str) -> None:
+    """By name and arguments: a program that imports it runs in a job without the feature, too."""
+
+    def calls(path: Path) -> dict[str, str]:
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        (public,) = (
+            ast.literal_eval(node.value)
+            for node in tree.body
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
+        )
+        found = {}
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name in public:
+                members = [one for one in node.body if isinstance(one, ast.FunctionDef)]
+                found |= {
+                    one.name: ast.unparse(one.args)
+                    for one in members
+                    if one.name == "__init__" or not one.name.startswith("_")
+                }
+            if isinstance(node, ast.FunctionDef) and node.name in public:
+                found[node.name] = ast.unparse(node.args)
+        return found
+
+    real, absent = (REPO / "templates" / folder / name for folder in ("lib", "data/absent"))
+    assert calls(real)
+    assert calls(absent) == calls(real)
