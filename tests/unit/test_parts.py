@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from kit import render
-from kit.planning.parts import PARTS, file_names
-from tests.golden.cases import CASES, planned
+from kit.planning.parts import PARTS, Part, file_names
+from tests.golden.cases import CASES, Case, planned
 from tests.support import REPO
 
 BY_NAME = {case.name: case for case in CASES}
@@ -31,7 +31,7 @@ def test_each_file_of_a_part_is_a_file_of_the_templates_and_of_no_other_part() -
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part.phases], ids=lambda part: part.name)
-def test_a_part_that_is_called_has_its_functions_in_the_file_of_its_name(part) -> None:
+def test_a_part_that_is_called_has_its_functions_in_the_file_of_its_name(part: Part) -> None:
     assert f"lib/{part.name}.sh" in part.files
     text = (REPO / "templates/lib" / f"{part.name}.sh").read_text(encoding="utf-8")
     phases = re.findall(r"^#   (\w+) ", (REPO / "templates/lib/parts.sh").read_text(encoding="utf-8"), re.MULTILINE)
@@ -72,7 +72,7 @@ def test_the_head_of_the_batch_script_names_the_parts_of_its_run(case: str, part
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_all_that_a_run_sources_or_runs_is_in_its_folder(case) -> None:
+def test_all_that_a_run_sources_or_runs_is_in_its_folder(case: Case) -> None:
     """Followed from the files that the plan writes, but for what they name only behind a test for the part."""
     plan = planned(case)
     names = {file.name for file in plan.files}
@@ -101,7 +101,7 @@ def test_a_stand_in_has_the_calls_of_the_real_module(name: str) -> None:
             for node in tree.body
             if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
         )
-        found = {}
+        found = dict[str, str]()
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and node.name in public:
                 members = [one for one in node.body if isinstance(one, ast.FunctionDef)]
