@@ -16,6 +16,8 @@ readonly failures_skew_s=5
 readonly failures_killed_code=137 failures_alone_s=0.2
 # The file of failures::record, where it is not marked yet.
 failures_recorded=""
+# Bytes that this script's output had before each step.
+declare -A failures_output_before=()
 
 # failures::folder ROLE-START: prints the folder for a start of a role. Folders that were dealt with begin with a dot.
 failures::folder() {
@@ -153,6 +155,60 @@ failures::from_name() {
     IFS=. read -r rank code _ <<<"${1##*/rank-}"
     time="$(stat --format=%.6Y -- "$1")"
     printf '%s %s %s unknown\n' "${time}" "${rank}" "${code}"
+}
+
+# failures::note_output STEP: notes where srun's own messages of this step will begin, in this script's output. Only a file can be
+# read again.
+failures::note_output() {
+    failures_output_before["$1"]=""
+    [[ ! -f "/proc/$$/fd/2" ]] || failures_output_before["$1"]="$(stat --dereference --format=%s -- "/proc/$$/fd/2")"
+}
+
+# failures::find_killed ROLE-START STEP CODE NODES RANKS TASKS ROLE: finds a rank whose shell was killed, so that it recorded nothing, as where the
+# kernel kills a whole task for memory. srun returns 137 for it, and ends the others. Then srun's message counts as the rank's record.
+# A rank that was told to end is never the first. Without a message nobody knows who was: its record is set aside.
+failures::find_killed() {
+    (($3 == failures_killed_code)) || return 0
+    local -r folder="$(failures::folder "$1")"
+    local -i rank place each=$(($5 / $6)) on_node=$(($6 / $4))
+    local first="" code node task
+    local -a moved
+    read -r first _ code _ < <(failures::first "$1")
+    if read -r node task < <(failures::first_that_srun_saw_killed "$2"); then
+        # `kit rerun --rotate` has moved the ranks of a node.
+        read -ra moved <<<"${KIT_NODE_RANKS:-}"
+        place=$((task / on_node))
+        rank=$(((${moved[place]:-${place}} * on_node + task % on_node) * each))
+        if ! failures::has_records "${folder}" "${rank}" "$((rank + each - 1))"; then
+            # srun saw it first, whatever the nodes' clocks say.
+            awk -v first="${first:-${EPOCHREALTIME/,/.}}" -v rest="${rank} ${failures_killed_code} ${node} $7" \
+                'BEGIN { printf "%.6f %s\n", first - 0.000001, rest }' >"${folder}/rank-${rank}.${failures_killed_code}.alone"
+            return 0
+        fi
+    fi
+    ((code == 143 || code == 138)) || return 0
+    mkdir -p -- "${folder}/told"
+    find "${folder}" -maxdepth 1 \( -name 'rank-*.143' -o -name 'rank-*.138' \) -exec mv -f -t "${folder}/told" -- {} +
+}
+
+# failures::has_records FOLDER FIRST LAST: whether one of these ranks recorded its end.
+failures::has_records() {
+    local -i rank
+    for ((rank = $2; rank <= $3; rank++)); do
+        ! compgen -G "$1/rank-${rank}.*" >/dev/null || return 0
+    done
+    return 1
+}
+
+# Prints node and task, if the first end that srun reported of this step was a kill.
+failures::first_that_srun_saw_killed() {
+    [[ -n "${failures_output_before[$1]:-}" ]] || return 1
+    tail --bytes="+$((failures_output_before[$1] + 1))" -- "/proc/$$/fd/2" | awk '
+        /^srun: error: [^ ]+: tasks? [0-9][-,0-9]*: / {
+            sub(/:$/, "", $3)
+            if (/: (Killed|Out Of Memory)$/) { split($5, tasks, /[-,:]/); print $3, tasks[1] }
+            exit
+        }'
 }
 
 # failures::code_of ROLE-START CODE: prints the code of the rank that failed first, else the step's own.

@@ -104,7 +104,7 @@ orphans::loop() {
             rank="${line#rank }"
         elif ((status <= 128)); then
             # The pipe ended without a line: torchrun has ended, or the task was killed, as bubblewrap does when its parent is gone.
-            orphans::has_lost "$1" || return 0
+            orphans::has_lost "$1" || { orphans::end_left; return 0; }
             orphans::collect
             [[ "${KIT_SHAPE:-srun}" == srun || -n "${orphans_rank_left}" ]] || return 0
             break
@@ -115,6 +115,14 @@ orphans::loop() {
     failures::record "${rank}" "${failures_killed_code}" && failures::note_alone
     orphans::collect
     { kill -KILL "${orphans_pids[@]}"; } 2>&-
+}
+
+# Kills what is left of a rank whose shell was killed alone. Where Slurm finds processes by their parents, it has lost these.
+orphans::end_left() {
+    # Outside a container with a PID namespace the shape is not known, and nothing is left.
+    [[ "${KIT_SHAPE:-}" == srun ]] || return 0
+    orphans::collect
+    ((${#orphans_pids[@]} == 0)) || { kill -KILL "${orphans_pids[@]}"; } 2>&-
 }
 
 orphans::say() {

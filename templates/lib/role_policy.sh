@@ -12,6 +12,12 @@ role_policy::on_end() {
     local -r name="${of[name]}"
     local -i code
     code="$(failures::code_of "${name}-${roles_start[${name}]}" "$2")"
+    if ((code)) && [[ -z "${signals_got}" ]] && retry::preempted; then
+        signals::note_preemption
+    fi
+    if role_policy::may_have_killed "$1" "$2"; then
+        code="$(failures::code_of "${name}-${roles_start[${name}]}" "$2")"
+    fi
     if ! failures::any "${name}-${roles_start[${name}]}" && role_policy::lost_a_node "${name}" "${code}"; then
         code="${role_policy_lost_code}"
     fi
@@ -21,9 +27,6 @@ role_policy::on_end() {
     fi
     failures::say_restarts "${name}-${roles_start[${name}]}"
     [[ -z "${of[folder]}" ]] || log::info "role ${name} has ended, with ${code}"
-    if ((code)) && [[ -z "${signals_got}" ]] && retry::preempted; then
-        signals::note_preemption
-    fi
     if [[ -n "${signals_got}" ]]; then
         roles::set_state "${name}" ended
         [[ "${of[policy]}" == service ]] || roles::count_code "${code}"
@@ -32,6 +35,21 @@ role_policy::on_end() {
     else
         role_policy::on_death "$1" "${code}"
     fi
+}
+
+# role_policy::may_have_killed INDEX CODE: looks for a rank that was killed with its shell, and whether there is anything to look for:
+# not after a signal to the job, nor where this script itself has killed the step.
+role_policy::may_have_killed() {
+    (($2 == role_policy_lost_code)) || return 1
+    local -n of="KIT_STEP_$1" argv="KIT_STEP_$1_ARGV"
+    local -r name="${of[name]}"
+    local -i tasks="${of[ranks]}"
+    local word
+    [[ -z "${signals_got}${steps_kill_since[${name}]:-}${stall_watch_ended[${name}]:-}" ]] || return 1
+    for word in "${argv[@]}"; do
+        [[ "${word}" != --ntasks=* ]] || tasks="${word#*=}"
+    done
+    failures::find_killed "${name}-${roles_start[${name}]}" "${name}" "$2" "${of[nodes]}" "${of[ranks]}" "${tasks}" "${of[folder]:+${name}}"
 }
 
 # role_policy::lost_a_node ROLE CODE: whether the ranks were lost with their node. Where the job continues without the node

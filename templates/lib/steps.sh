@@ -39,6 +39,7 @@ steps::start() {
     local -r name="$1" srun="$2"
     shift 2
     container_names::name "$@"
+    failures::note_output "${name}"
     steps::spawn "${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${container_names_named[@]}" "${environment_share[@]}" "$@"
     steps_pid["${name}"]=$!
     steps_env=() steps_stdin="" steps_stdout=""

@@ -24,7 +24,7 @@ from _pytest.mark import ParameterSet
 
 from kit import shell
 from tests.cluster.image_lab import needs_root
-from tests.cluster.lab import Lab, slurmstepds
+from tests.cluster.lab import Lab, Process, slurmstepds
 from tests.support import REPO
 
 pytestmark = pytest.mark.cluster
@@ -415,6 +415,44 @@ def test_a_killed_rank_is_started_again_in_the_allocation(lab: Lab, shape: str) 
     died = min(float(p.read_text().split()[0]) for p in (run / "state" / "failures-0").rglob("rank-*"))
     began = min(float(p.read_text()) for p in run.glob("up-*-1"))
     print(f"from the rank's death to the first new rank: {began - died:.2f} s")
+    assert lab.settled(run) == []
+
+
+KILLS: dict[str, Callable[[Process], bool]] = {
+    # What is killed of a rank's task: its shell alone, its shell and its program, and all of it, as the kernel does for memory
+    # where the task is one cgroup.
+    "shell": lambda one: "/bin/rank.sh" in one.line,
+    "shell-and-program": lambda one: "/bin/rank.sh" in one.line or "program.py" in one.line,
+    "whole-task": lambda _one: True,
+}
+
+
+def kill_task(lab: Lab, run: Path, rank: int, what: str) -> None:
+    """Kill processes of a rank's task at once, but not Slurm's own."""
+    mark = f"\0RANK={rank}\0".encode()
+    found = [p for p in lab.processes(run) if mark in b"\0" + p.environ and b"KIT_FAILURES=" in p.environ]
+    chosen = [p.pid for p in found if not p.line.startswith("slurmstepd") and KILLS[what](p)]
+    assert chosen, [p.line for p in found]
+    for pid in chosen:
+        with contextlib.suppress(ProcessLookupError):
+            kill(pid)
+
+
+@pytest.mark.parametrize("cell", [cell for cell in cells(("srun", "bare")) if "torchrun" not in str(cell.id)])
+@pytest.mark.parametrize(
+    "what", ["whole-task", *(pytest.param(what, marks=pytest.mark.faults) for what in ("shell", "shell-and-program"))]
+)
+def test_a_rank_whose_shell_is_killed_failed_first(lab: Lab, runtime_of: RuntimeOf, what: str, cell: Cell) -> None:
+    """It recorded nothing, and the record of a healthy rank that was ended for it was the only one: no restart."""
+    write(lab, "[retry]\nin_allocation = 1\n")
+    run = lab.submit(*options_of(cell, runtime_of))
+    wait_up(lab, run)
+    kill_task(lab, run, 1, what)
+    lab.wait_end(run)
+    log = read(run, "batch")
+    assert re.search(r"rank 1 on node \S+ failed first, with exit code 137", log), log
+    assert "the program's own" not in log
+    assert (lab.status(run)["exit_code"], len(list(run.glob("up-*-1")))) == (0, 4), log
     assert lab.settled(run) == []
 
 

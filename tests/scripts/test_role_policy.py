@@ -19,6 +19,7 @@ roles::set_state() { roles_state["$1"]="$2"; echo "state $1 $2"; }
 roles::count_code() { echo "code $1"; }
 roles::fail() { echo "fail $1 $2"; }
 failures::code_of() { echo "$2"; }
+failures::find_killed() { echo "killed? $*"; }
 failures::any() { [[ " ${failed:-} " == *" $1 "* ]]; }
 retry::preempted() { ((${preempted:-0})); }
 nodes::look() { ((${looks:-1})); }
@@ -28,12 +29,15 @@ nodes::replace() { ((${spare:-0})); }
 endpoints::place_one() { echo "place $1"; }
 endpoints::write() { echo write; }
 stall_watch::leave_out() { echo "leave out $1"; }
+declare -A steps_kill_since
 declare -A roles_unstarted roles_state roles_start roles_since roles_restarts endpoints_nodes steps_pid stall_watch_ended
 stall_watch_code=76 KIT_ON_STALL=end
 declare -a nodes_bad=()
 signals_got="" KIT_OUTLIVES=0 roles_sound_after=600 KIT_STEPS=0
 role() { # NAME POLICY [STATE]
-    declare -gA "KIT_STEP_${KIT_STEPS}=([name]=$1 [policy]=$2 [folder]=/f [restart]=${restart:-0} [least]=${least:-1})"
+    declare -gA "KIT_STEP_${KIT_STEPS}=([name]=$1 [policy]=$2 [folder]=/f [nodes]=2 [ranks]=4
+        [restart]=${restart:-0} [least]=${least:-1})"
+    declare -ga "KIT_STEP_${KIT_STEPS}_ARGV=(srun --ntasks=2 true)"
     roles_state[$1]="${3:-up}" roles_start[$1]=0 roles_since[$1]=${EPOCHSECONDS} roles_restarts[$1]=${tried:-0}
     endpoints_nodes[$1]="$1-a $1-b"
     KIT_STEPS+=1
@@ -51,6 +55,27 @@ def bash(script: str) -> list[str]:
 
 
 # ---- on_end ----
+
+
+@pytest.mark.parametrize(
+    ("before", "code", "asks"),
+    [
+        ("", 137, True),
+        ("", 1, False),
+        ("signals_got=TERM", 137, False),
+        ("preempted=1", 137, False),
+        # This script itself killed the step.
+        ("steps_kill_since[a]=5", 137, False),
+        ("stall_watch_ended[a]=n2", 137, False),
+    ],
+)
+def test_a_rank_that_was_killed_with_its_shell_is_looked_for_where_nobody_else_killed_the_step(
+    before: str, code: int, asks: bool
+) -> None:
+    said = bash(
+        f"signals::note_preemption() {{ signals_got=TERM; }}; {before}\nrole a main\nrole_policy::on_end 0 {code}"
+    )
+    assert ("killed? a-0 a 137 2 4 2 a" in said) is asks, said
 
 
 @pytest.mark.parametrize(

@@ -534,6 +534,58 @@ def test_a_rank_that_was_killed_alone_failed_first_whatever_the_clocks_say(
     assert f"{found.rank} {found.code}" == first, "kit why has the same rule"
 
 
+KILLED = "srun: error: n2: task 1: Killed\n"
+TERMINATING = "srun: launch/slurm: _step_signal: Terminating StepId=7.1\n"
+
+
+@pytest.mark.parametrize(
+    ("said", "records", "first"),
+    [
+        # The rank's shell was killed, too. srun ended the others, and these recorded it.
+        (KILLED + TERMINATING, ["100.000 0 143 n1", "100.010 3 138 n2"], "1 137 n2"),
+        ("srun: error: n2: tasks 1,3: Out Of Memory\n", ["100.000 0 143 n1"], "1 137 n2"),
+        # A peer lost its connection before srun knew.
+        (KILLED, ["100.000 0 1 n1"], "1 137 n2"),
+        (KILLED, [], "1 137 n2"),
+        # The rank recorded it itself.
+        (KILLED, ["100.500 0 143 n1", "100.000 1 137.alone n2"], "1 137 n2"),
+        # Another end came first; Slurm killed the rest of the step after its KillWait.
+        ("srun: error: n1: task 0: Exited with exit code 1\n" + TERMINATING + KILLED, ["100.000 0 1 n1"], "0 1 n1"),
+        # srun says nothing of it, or its words go to a terminal: a rank that was told to end is not to blame.
+        (TERMINATING, ["100.000 0 143 n1", "100.010 2 138 n2"], ""),
+        (TERMINATING, ["100.000 0 7 n1"], "0 7 n1"),
+    ],
+)
+def test_of_a_rank_that_was_killed_with_its_shell_srun_tells(
+    lab: BatchLab, said: str, records: list[str], first: str
+) -> None:
+    """It recorded nothing, and a healthy rank that was told to end was taken for the first."""
+    output = lab.run_dir / "batch.log"
+    script = [f'exec 2>"{output}"', 'echo "srun: error: n1: task 2: Killed" >&2', "failures::note_output train"]
+    script += ["failures::prepare train-0", 'folder="$(failures::folder train-0)"']
+    for at, rank, code, node in map(str.split, records):
+        script.append(f'echo "{at} {rank} {code.partition(".")[0]} {node} " >"${{folder}}/rank-{rank}.{code}"')
+    script += [f"printf %s '{said}' >&2", "failures::find_killed train-0 train 137 2 4 4 ''"]
+    told = lab.bash("KIT_RESTART_COUNT=0\n" + "\n".join(script) + '\nfailures::first train-0 | cut -d" " -f2-4')
+    assert told == ([first] if first else [])
+    found = Record(status=cast("Status", SimpleNamespace(run_dir=lab.run_dir))).failed
+    assert [f"{one.rank} {one.code} {one.node}" for one in found[:1]] == told, "kit why reads the same"
+
+
+@pytest.mark.parametrize(("moved", "rank"), [("", 4), ("1 0", 0)])
+def test_of_torchruns_task_its_first_rank_is_named(lab: BatchLab, moved: str, rank: int) -> None:
+    """moved: the nodes' places in the numbers of ranks, by `kit rerun --rotate`."""
+    script = f"""
+KIT_RESTART_COUNT=0 KIT_NODE_RANKS="{moved}"
+exec 2>{lab.run_dir}/batch.log
+failures::prepare a-0; failures::note_output a
+echo 'srun: error: n2: task 1: Killed' >&2
+failures::find_killed a-0 a 137 2 8 2 a
+failures::first a-0 | cut -d" " -f2-
+"""
+    assert lab.bash(script) == [f"{rank} 137 n2 a"]
+
+
 def test_the_launchers_words_become_one_file_for_each_role(lab: BatchLab) -> None:
     logs = lab.run_dir / "logs"
     (logs / "a").mkdir()
