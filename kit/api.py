@@ -29,10 +29,11 @@ from kit.runs.manifest import Manifest, read
 from kit.runs.prepare_run import Prepared
 from kit.runs.status import Status
 from kit.spec.job import Job
+from kit.spec.metric_goals import Goal
 from kit.spec.run_paths import RunPaths
 from kit.sweeps import find, prepare, record, wait
 from kit.sweeps import submit as sending
-from kit.sweeps.results import Goal, Results, gather
+from kit.sweeps.results import Results, gather
 from kit.sweeps.run_metrics_cache import Reduce, metrics_of
 from kit.workflow import dependencies
 

@@ -24,8 +24,14 @@ from kit import __version__, errors
 from kit.cli import GROUPS, app
 from kit.health import batch_log_rules, framework_rules, pending_reasons, program_rules, progress, stall_cause_rules
 from kit.health.answer import Rule
+from kit.planning import command_size
+from kit.runs import workspace
+from kit.snapshots import chosen_files, scan
 from kit.spec import models, rank_variables, run_events
+from kit.spec.job import MOST_BYTES_OF_A_STRING
 from kit.spec.run_exit_codes import RunExitCode
+from kit.spec.schema_base import Model
+from kit.spec.sweep import MOST_COMBINATIONS, Random, Search
 
 REPO = Path(__file__).parents[1]
 sys.path.insert(0, str(REPO))
@@ -52,6 +58,7 @@ def pages() -> dict[str, str]:
         "reference/index.md": _index(),
         "reference/commands.md": _commands(),
         "reference/exit-codes.md": _exit_codes(),
+        "reference/limits.md": _limits(),
         "reference/variables.md": _variables(),
         "reference/events.md": _events(),
         "reference/rules.md": _rules(),
@@ -67,6 +74,7 @@ def _index() -> str:
             "[Commands](commands.md)",
             "All commands with their options. The man pages, such as `man kit-submit`, have the same text.",
         ),
+        ("[Limits](limits.md)", "Sizes that the kit checks before it submits."),
         ("[Variables](variables.md)", "Environment variables of a rank."),
         ("[Exit codes](exit-codes.md)", "Exit codes of `kit` and of a run."),
         ("[Events](events.md)", "Events in the file `state/events.jsonl` of a run."),
@@ -291,6 +299,45 @@ def _exit_codes() -> str:
             _table(("code", "when"), of_runs),
             "An exit code above 128 means that a signal ended the program: 128 + the signal's number. "
             "137 is SIGKILL, 139 is SIGSEGV (segmentation fault), 143 is SIGTERM.",
+        ]
+    )
+
+
+def _limits() -> str:
+    def number(count: int) -> str:
+        return f"{count:,}"
+
+    def of(model: type[Model], key: str, name: str = "le") -> str:
+        return number(next(getattr(one, name) for one in model.model_fields[key].metadata if hasattr(one, name)))
+
+    rows = [
+        ("Combinations of a sweep's values, before `when`", number(MOST_COMBINATIONS), "refused"),
+        ("`sweep.random.count`", of(Random, "count"), "refused"),
+        ("`sweep.search.count`", of(Search, "count"), "refused"),
+        (
+            "Tasks of one array",
+            "the least of `max_array` in the cluster's file, of the QOS row, and Slurm's MaxArraySize",
+            "the points become several arrays",
+        ),
+        ("Bytes of one argument or variable of a program", number(MOST_BYTES_OF_A_STRING), "refused"),
+        (
+            "Bytes of all arguments and variables of a program",
+            number(command_size.MOST_BYTES - command_size.OTHERS_BYTES),
+            "refused",
+        ),
+        ("Files of a workspace", number(chosen_files.MOST_FILES), "refused"),
+        ("Files of a workspace", number(workspace.MANY_FILES), "a warning"),
+        ("Bytes of one file of a workspace", number(scan.MOST_BYTES_OF_A_FILE), "refused"),
+        ("Bytes of a workspace", number(scan.MOST_BYTES), "refused"),
+        ("Characters of a job's name", "64", "refused"),
+    ]
+    return "\n\n".join(
+        [
+            "# Limits",
+            "The kit checks these sizes at submit. What is over a limit is refused with its size, or you get a warning.",
+            _table(("size", "at most", "over it"), rows),
+            "Nodes, GPUs, memory, time and jobs are limited by the cluster's file, its QOS table and Slurm: "
+            "[the cluster's file](cluster.md).",
         ]
     )
 

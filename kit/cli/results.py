@@ -11,8 +11,12 @@ from kit.cli.json_options import Json
 from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from kit.sweeps.results import Results
 
+# This many points with a better figure are named.
+_SHOWN = 8
 
 Sweep = Annotated[
     str | None,
@@ -128,3 +132,21 @@ def _print(found: Results) -> None:
         point = " ".join([row.name] * bool(row.name) + [f"{short[key]}={shown(row.values[key])}" for key in row.values])
         reached = ", ".join(f"{name} {shown(row.metrics[name])}" for name in names)
         print(f"{what}: point {row.index} ({point}): {reached}")
+    for line in _beside(found):
+        print(line)
+
+
+def _beside(found: Results) -> Iterator[str]:
+    """What the reader of the best point has to know: points with a better figure that are not done, and points without one."""
+    from kit.sweeps.key_names import shown
+
+    better = found.better_but_not_done
+    for row in better[:_SHOWN]:
+        figure = shown(row.metrics[found.metric or ""])
+        yield f"not counted: point {row.index} is {row.state} with a better {found.metric} so far: {figure}"
+    if len(better) > _SHOWN:
+        yield f"… and {len(better) - _SHOWN} more that have not completed"
+    if missing := found.without_result:
+        total = sum(missing.values())
+        states = ", ".join(f"{count} {state}" for state, count in sorted(missing.items()))
+        yield f"no result: {total} of {len(found.rows)} points have no {found.metric} ({states})"

@@ -138,6 +138,14 @@ BATCH = (
         advice="mostly the node was out of memory: look at its kernel log; nothing of the program is wrong",
     ),
     Rule(
+        id="point-not-made",
+        verdict=AGAIN,
+        pattern=r"^(?P<what>the run folder of task \d+) was not made$",
+        next="kit sweep --retry",
+        says="its task in the sweep's array ended before any rank: {what} could not be made",
+        advice="the line above it in the batch log is the reason, such as a full disk; the point has no result until it runs again",
+    ),
+    Rule(
         id="once-failed",
         verdict=JOB,
         pattern=r"error: the lines of \[once\] ended with exit code (?P<code>\d+)",

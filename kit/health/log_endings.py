@@ -105,7 +105,8 @@ def _fatal(log: Log, lines: list[str], roots: Sequence[tuple[str, str]]) -> Endi
             return Ending(
                 type="",
                 message="",
-                text="\n".join([*lines[begin:at], fatal[0]]),
+                # With the innermost frame: for a crash in a library, that is all that tells it from others.
+                text="\n".join([*lines[begin:at], fatal[0], *(frame[0] for frame in block[:1])]),
                 place=_place(block, roots),
                 line=log.number(max(begin, at - 1)),
                 quoted=shown(lines[max(begin, at - 1)]),

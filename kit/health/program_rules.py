@@ -191,6 +191,15 @@ BY_CODE = (
         ),
     ),
     Rule(
+        id="segfault-debug",
+        verdict=JOB,
+        code=139,
+        pattern=r"_ddp_init_helper",
+        says="torch crashed in DistributedDataParallel, as torch 2.13 on CPUs does under TORCH_DISTRIBUTED_DEBUG=DETAIL",
+        advice="leave TORCH_DISTRIBUTED_DEBUG out of the job's env; kit submit --debug sets INFO",
+        next=_EDIT,
+    ),
+    Rule(
         id="segfault",
         verdict=CODE,
         code=139,

@@ -22,7 +22,7 @@ def explain(record: Record) -> Answer:
     return (
         slurm_state_rules.unfinished(record)
         or _completed(record)
-        or _without_stepd(record)
+        or _certain(record)
         or slurm_state_rules.outside(record)
         or slurm_state_rules.silent(record)
         or stall_rules.ended(record)
@@ -68,9 +68,11 @@ def _before_ranks(record: Record) -> Answer | None:
     return _batch(record, early)
 
 
-def _without_stepd(record: Record) -> Answer | None:
-    """The case in which Slurm cannot end the job any more, and the batch script itself cancelled it."""
-    return _batch(record, tuple(rule for rule in batch_log_rules.BATCH if rule.id == "stepd-killed"))
+def _certain(record: Record) -> Answer | None:
+    """Two lines that outweigh Slurm's state: a point without a run folder, and a job that Slurm cannot end any more, so that the
+    batch script itself cancelled it.
+    """
+    return _batch(record, tuple(r for r in batch_log_rules.BATCH if r.id in {"stepd-killed", "point-not-made"}))
 
 
 def _batch(record: Record, rules: tuple[Rule, ...]) -> Answer | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kit.errors import ConfigError, Fault
+from kit.planning import command_size
 from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
 from kit.render import render
@@ -124,6 +125,7 @@ def _text(
     drawn = job.metrics.env(run_id=made.site.run_id, run_dir=made.paths.inside.run)
     env = {**network, **job.checkpoint.env(), **job.profile.env(), **drawn, **job.env, **own}
     ranks = [word for pair in (rank_args or {}).items() for word in pair]
+    command_size.check([*words, *ranks], env, file=made.resolved.job_file)
     variables = {"program": words, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": ranks}
     memory = bool(job.checkpoint.memory_every)
     return render("data/program.sh", {**variables, "warm": warm, "keep": keep, "memory": memory})

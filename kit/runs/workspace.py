@@ -19,10 +19,13 @@ from kit.runs import find_runs, index
 from kit.runs.manifest import Workspace
 from kit.snapshots import patch as patching
 from kit.snapshots import scan as scanning
+from kit.snapshots.chosen_files import IGNORE_FILE
 from kit.snapshots.scan import Scan
 from kit.snapshots.store import FOLDER, Store
 from kit.spec.run_paths import RunPaths
 
+# With more files, a submit and the first start take long: an NFS server makes some thousand files a second.
+MANY_FILES = 20_000
 _TREE = re.compile(rb"^readonly KIT_TREE=([0-9a-f]{64})$", re.MULTILINE)
 
 
@@ -119,6 +122,10 @@ def warnings(done: Scan | None, resolved: Resolved) -> Iterator[Fault]:
     if done is None:
         return
     file = resolved.job_file
+    if len(done.tree.entries) > MANY_FILES:
+        problem = f"{done.folder} has {len(done.tree.entries):,} files: each is copied before a rank starts, and stays in the store"
+        hint = f"name what is not code in {done.folder / IGNORE_FILE}, and mount data"
+        yield Fault(file=file, key="snapshot", problem=problem, hint=hint)
     for path in done.passed:
         problem = f"{path} is not a file: a run takes no FIFO, socket or device with it"
         yield Fault(file=file, key="snapshot", problem=problem)

@@ -74,15 +74,15 @@ _RANK_ENV = {
     "MASTER_PORT",
 }
 _BASH_ENV = {"BASH_ENV", "ENV", "SHELLOPTS", "BASHOPTS", "POSIXLY_CORRECT", "BASH_XTRACEFD", "PS4"}
-# MAX_ARG_STRLEN of Linux: execve(2) refuses one string of 32 pages or more, including its NUL.
-_MAX_STRING = 131_072
+# MAX_ARG_STRLEN of Linux: execve(2) refuses one string of more than 32 pages, including its NUL.
+MOST_BYTES_OF_A_STRING = 131_072
 
 
 def _short(value: str) -> str:
-    if len(value.encode()) >= _MAX_STRING - 256:
+    if len(value.encode()) >= MOST_BYTES_OF_A_STRING - 256:
         raise Invalid(
-            f"the text is longer than Linux passes to a program in one argument or variable ({_MAX_STRING} bytes); put it into a "
-            "file and pass its path",
+            f"the text is longer than Linux passes to a program in one argument or variable ({MOST_BYTES_OF_A_STRING} bytes); "
+            "put it into a file and pass its path",
             write="/kit/run/code/long.txt",
         )
     return value

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
+from kit.spec.metric_goals import Goal, goal_of
 from kit.spec.schema_base import Model, Name
-from kit.spec.wrong_value_messages import Form, Invalid
+from kit.spec.wrong_value_messages import Form, Invalid, shown
 
 METRIC = Form(
     pattern=r"[A-Za-z_][A-Za-z0-9_./-]*",
@@ -60,6 +62,16 @@ Key = Annotated[str, AfterValidator(_key)]
 Values = Annotated[tuple[Value, ...], Field(min_length=1)]
 Lists = Annotated[dict[Key, Values], BeforeValidator(_flat)]
 Assigned = Annotated[dict[Key, Value], BeforeValidator(_flat)]
+
+# More are refused before they are made: each costs memory and time, and Slurm's arrays have 1,000 to 4,000,000 tasks.
+MOST_COMBINATIONS = 100_000
+# This many keys of a grid that is too large are named.
+_LISTED = 6
+
+
+def _number(count: int) -> str:
+    """A number for people. A product of many lists may have more digits than a line."""
+    return f"{count:,}" if count < 10**15 else f"about 10^{round(math.log10(count))}"
 
 
 class Distribution(Model):
@@ -204,8 +216,10 @@ class Sweep(Model):
     metric: Annotated[str, METRIC] | None = Field(
         default=None, description="The metric by which `kit results` sorts, and which a search improves."
     )
-    goal: Literal["min", "max"] = Field(
-        default="min", description="min: a small metric is better. max: a large one is better."
+    goal: Goal | None = Field(
+        default=None,
+        description="min: a small metric is better. max: a large one is better. Default: what the metric's name says, such as "
+        "min for `test_loss` and max for `accuracy`; a name that does not say it needs a goal.",
     )
 
     @field_validator("zip")
@@ -257,6 +271,49 @@ class Sweep(Model):
             )
         return self
 
+    @model_validator(mode="after")
+    def _not_too_many(self) -> Sweep:
+        count = self.combinations
+        if count > MOST_COMBINATIONS:
+            several = [f"{key} has {len(values)}" for key, values in self.grid.items() if len(values) > 1]
+            listed = ", ".join(several[:_LISTED]) + (
+                f" and {len(several) - _LISTED} keys more" if len(several) > _LISTED else ""
+            )
+            raise Invalid(
+                f"the sweep has {_number(count)} combinations; at most {MOST_COMBINATIONS:,} can be submitted"
+                + (f": {listed}" if listed else ""),
+                key=("grid",) if self.grid else (),
+                hint="remove values, or draw some of the combinations: [sweep.random] with count = 100",
+            )
+        return self
+
+    @property
+    def combinations(self) -> int:
+        """The number of combinations of values, before `when` leaves some out."""
+        rows = max(map(len, self.zip.values()), default=1)
+        return (
+            max(1, len(self.points))
+            * rows
+            * math.prod(map(len, self.grid.values()))
+            * (self.draws.count if self.draws else 1)
+        )
+
+    @model_validator(mode="after")
+    def _a_goal_is_known(self) -> Sweep:
+        if self.metric is not None and self.goal is None and goal_of(self.metric) is None:
+            raise Invalid(
+                f"the name {shown(self.metric)} does not say whether a small or a large value is better",
+                key=("goal",),
+                allowed="min, max",
+                hint='goal = "max" if more is better, or goal = "min" if less is better',
+            )
+        return self
+
+    @property
+    def best_is(self) -> Goal:
+        """The goal of the metric: the given one, or the one that its name says."""
+        return self.goal or goal_of(self.metric or "") or "min"
+
     @property
     def draws(self) -> Random | None:
         """The random draws at submit. For a search, these are a point's values if nothing can be asked on its node."""
@@ -269,4 +326,4 @@ class Sweep(Model):
         """Metric -> goal of a search; empty without one."""
         if self.search is None:
             return {}
-        return self.search.objectives or {str(self.metric): self.goal}
+        return self.search.objectives or {str(self.metric): self.best_is}

@@ -32,6 +32,9 @@ def as_json(results: Results) -> str:
         "sweep": results.sweep_id,
         "metric": results.metric,
         "goal": results.goal,
+        "best": results.best.index if results.best else None,
+        "better_but_not_done": [row.index for row in results.better_but_not_done],
+        "without_result": dict(results.without_result),
         "points": rows,
     }
     if results.objectives:

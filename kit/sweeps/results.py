@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-from kit.errors import ConfigError, Fault, RunError, did_you_mean, nearest
+from kit.errors import ConfigError, Fault, RunError, UsageError, did_you_mean, nearest
 from kit.runs import garbage
 from kit.runs.status import Queue, Status
+from kit.spec.metric_goals import Goal, goal_of
 from kit.spec.sweep import Value
 from kit.spec.wrong_value_messages import shown
 from kit.sweeps import find, run_metrics_cache, search_trials
@@ -19,9 +20,9 @@ from kit.sweeps.key_names import short_names
 from kit.sweeps.record import SweepPaths, SweepRecord, read
 from kit.sweeps.run_metrics_cache import Reduce
 
-Goal = Literal["min", "max"]
 # The state of a point that a search has stopped early because it was bad.
 STOPPED = "STOPPED"
+_DONE = "COMPLETED"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +54,7 @@ class Results:
         """The Pareto front of a search for several objectives, in the order of the rows."""
         if len(self.objectives) < 2:
             return ()
-        costs = [(row, cost) for row in self.rows if (cost := self._cost(row)) is not None]
+        costs = [(row, cost) for row in self.rows if row.state == _DONE and (cost := self._cost(row)) is not None]
         return tuple(row for row, cost in costs if not any(_beats(other, cost) for _, other in costs))
 
     def _cost(self, row: PointResult) -> tuple[float, ...] | None:
@@ -65,11 +66,31 @@ class Results:
 
     @property
     def best(self) -> PointResult | None:
-        """The point with the best metric; None if no point has it, or all have diverged."""
-        first = next((row for row in self.rows if row.state != STOPPED), None)
-        if first is None or self.metric is None:
-            return None
-        return None if math.isnan(first.metrics.get(self.metric, math.nan)) else first
+        """The completed point with the best metric; None if none has it, or all have diverged."""
+        return next((row for row in self.rows if row.state == _DONE and self._has_figure(row)), None)
+
+    @property
+    def better_but_not_done(self) -> tuple[PointResult, ...]:
+        """Points with a better metric than the best that have not completed: their figure may be of the middle of a run. Points
+        that a search has stopped are left out.
+        """
+        best, found = self.best, []
+        for row in self.rows:
+            if row is best or not self._has_figure(row):
+                break
+            if row.state not in {_DONE, STOPPED}:
+                found.append(row)
+        return tuple(found)
+
+    @property
+    def without_result(self) -> Mapping[str, int]:
+        """State -> number of points that wrote no metric of this name; empty if no metric is asked for."""
+        if self.metric is None:
+            return {}
+        return Counter(row.state for row in self.rows if self.metric not in row.metrics)
+
+    def _has_figure(self, row: PointResult) -> bool:
+        return self.metric is not None and not math.isnan(row.metrics.get(self.metric, math.nan))
 
     def key(self, name: str) -> str:
         """The swept key for a name: the key itself or its short name. ConfigError if there is none."""
@@ -113,7 +134,7 @@ def gather(
     """
     record = read(folder)
     objectives = record.search.objectives if record.search else {}
-    metric, goal = metric or record.metric or next(iter(objectives), None), goal or _goal(record, metric, objectives)
+    metric = metric or record.metric or next(iter(objectives), None)
     states = find.states(folder, record, queue=queue)
     paths = SweepPaths(folder)
     points = paths.points
@@ -136,6 +157,7 @@ def gather(
     if metric is not None and names and metric not in names:
         hint = "; ".join(filter(None, [did_you_mean(metric, names), f"they wrote {', '.join(names)}"]))
         raise RunError(f"{folder.name}: no point wrote {metric!r}", hint=hint)
+    goal = goal or _goal(record, metric, objectives)
     if metric is not None:
         names = (metric, *(name for name in names if name != metric)) if names else ()
         rows.sort(key=lambda row: _rank(row.metrics.get(metric), goal))
@@ -152,10 +174,15 @@ def gather(
 
 
 def _goal(record: SweepRecord, metric: str | None, objectives: Mapping[str, Goal]) -> Goal:
-    """The search's goal for the metric, if it has one; else the sweep's."""
-    if metric is None and record.metric is None:
-        return next(iter(objectives.values()), record.goal)
-    return objectives.get(metric or "", record.goal)
+    """The sweep's or the search's goal for the metric, or what its name says. UsageError if nothing says it."""
+    known = {**objectives, **({record.metric: record.goal} if record.metric else {})}
+    if metric is None:
+        return record.goal
+    found = known.get(metric) or goal_of(metric)
+    if found is None:
+        problem = f"the name {shown(metric)} does not say whether a small or a large value is better"
+        raise UsageError(problem, hint="--goal max if more is better, or --goal min if less is better")
+    return found
 
 
 def _state(one: Status | None, run_dir: Path, *, searched: bool) -> str:

@@ -233,7 +233,7 @@ def unsent_record(prepared: PreparedSweep, *, now: datetime) -> SweepRecord:
         seed=prepared.first.site.seed,
         submitted_at=now,
         metric=prepared.sweep.metric,
-        goal=prepared.sweep.goal,
+        goal=prepared.sweep.best_is,
         points=tuple(map(recorded, prepared.points)),
         arrays=(),
         search=prepared.sweep if prepared.sweep.search else None,

@@ -53,8 +53,11 @@ make() {
         program+="s/${token}/$1/g;"
         shift
     done
-    find "${sweep}/points" -maxdepth 1 -name ".${name}.*" -mmin "+${leftover_min}" -exec rm -rf -- {} +
-    partial="$(mktemp --directory -- "${sweep}/points/.${name}.XXXXXX")"
+    # A folder of the task's own: hundreds of tasks start at once, and a folder that they share changes while one of them reads it.
+    local -r own="${array}/.making/${task}"
+    mkdir --parents -- "${own}"
+    find "${own}" -mindepth 1 -maxdepth 1 -mmin "+${leftover_min}" -exec rm -rf -- {} + || :
+    partial="$(mktemp --directory -- "${own}/XXXXXX")"
     trap 'rm -rf -- "${partial}"' EXIT
     # Links where the file system has them. sed replaces the files that differ, so the template keeps its own.
     cp --archive --link -- "${template}/run" "${partial}/run" 2>/dev/null \

@@ -148,6 +148,24 @@ def pid_of_a_rank(run: Path) -> int:
     raise AssertionError(f"no rank 1 of {run.name} is running: {shell.run(['ps', 'ax']).stdout}")
 
 
+def test_a_debugged_program_trains(lab: Lab) -> None:
+    """With every variable that --debug sets."""
+    put(lab, "ddp")
+    run = lab.run("--debug", *options("ddp", 'args=["--epochs", "1"]'))
+    assert run.done.returncode == 0, run.log("batch") + run.log("rank-0")
+    assert records(run.folder)[-1]["kind"] == "final"
+    assert "DDP Initialized with" in run.log("rank-0"), "what torch says at INFO"
+
+
+@pytest.mark.slow
+def test_a_crash_of_torchs_own_debugging_is_named(lab: Lab) -> None:
+    put(lab, "ddp")
+    run = lab.run(*options("ddp", 'args=["--epochs", "1"]', "env.TORCH_DISTRIBUTED_DEBUG=DETAIL"))
+    assert run.done.returncode == 139
+    found = json.loads(lab.kit("why", run.folder.name, "--json").stdout)
+    assert (found["rule"], found["verdict"]) == ("segfault-debug", "fix the job")
+
+
 SHARDED: list[str] = []
 AVERAGED = ["--set", "shape=replicas", "--set", "resources.ranks_per_node=2"]
 DILOCO = [

@@ -71,6 +71,11 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
         path.write_text(text, encoding="utf-8")
 
 
+def _told(text: str, job: str) -> Rule:
+    """A job that is too long to be shown. text: what it contains."""
+    return Rule(text=text, run=_job("ddp", job).run)
+
+
 def _all(launcher: str, texts: Iterable[str], *, nodes: int = 2, gpus: int = 2) -> list[Rule]:
     return [_job(launcher, text, nodes=nodes, gpus=gpus) for text in texts]
 
@@ -306,6 +311,11 @@ def _planning() -> list[Rule]:
         "[slurm]\nexclusive = true\n[resources]\ngpus_per_node = 0\ncpus_per_node = 2",
     )
     return [
+        _told('# command = ["./simulate", a word of 140,000 bytes]', f"command = ['./simulate', '{'x' * 140_000}']"),
+        _told(
+            "# [env] with 2,000 variables of 1,000 bytes",
+            "[env]\n" + "".join(f"V{n} = '{'x' * 1000}'\n" for n in range(2000)),
+        ),
         *_all("ddp", plain, nodes=0),
         *_all("roles", roles, nodes=0),
         *(_job("ddp", text, nodes=0, files={"clusters/mine.toml": _QOS}) for text in small),

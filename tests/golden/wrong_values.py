@@ -172,6 +172,8 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
             "[sweep]\ngrid = { seed = [1] }\nset = { seed = 2 }",
             "[sweep]\nzip = { seed = [1, 2], debug = [true] }",
             '[sweep]\ngrid = { seed = [1] }\nmetric = "test loss"',
+            '[sweep]\ngrid = { seed = [1] }\nmetric = "quality"',
+            "[sweep]\n" + "".join(f'grid."args.--a{n}" = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]\n' for n in range(50)),
             "[sweep.random]\ncount = 2\nkeys = {}",
             "[sweep.random]\ncount = 2\nkeys = { seed = {} }",
             "[sweep.random]\ncount = 2\nkeys = { seed = { uniform = [0, 1], choice = [1] } }",

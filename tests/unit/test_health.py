@@ -157,6 +157,8 @@ def test_a_run_that_was_cancelled_after_the_lead_signal_is_cancelled(tmp_path: P
 LINES = {
     "preflight": "n1: this node's clock differs by 9 s from that of the run folder's file system; at most 5 are allowed",
     "pending": "SomethingNew",
+    "point-not-made": "the run folder of task 7 was not made",
+    "segfault-debug": '  File "/opt/torch/nn/parallel/distributed.py", line 1394 in _ddp_init_helper',
     "image-replaced": "2026-11-22T13:00:00+0000 n1: error: image /s/a.sqsh was replaced under the run: it has the digest x",
     "stage-image": "  | n2: image not staged: the copy has the digest 1234, the lock says 5678",
     "stage-node": "  | n2: image not staged: its 900 MB do not fit: /tmp/kit-ada/images has 20 MB free",
@@ -282,6 +284,18 @@ def test_a_log_of_any_kind_is_answered(end: bytes, tmp_path: Path) -> None:
     assert found.rule in {"exit-code", "exit-silent"}
     assert len(found.line) < 700
     assert found.line.isprintable()
+
+
+def test_a_crash_in_torchs_own_debugging_is_no_fault_of_the_code(tmp_path: Path) -> None:
+    """As torch 2.13 on CPUs ends under TORCH_DISTRIBUTED_DEBUG=DETAIL."""
+    run = shutil.copytree(FOLDER / "segfault", tmp_path / "segfault")
+    log = run / "logs" / "rank-0.log"
+    text = log.read_text()
+    frame = '  File "/opt/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", line 1394 in _ddp_init_helper\n'
+    head, first, rest = text.partition("(most recent call first):\n")
+    log.write_text(head + first + frame + rest)
+    (one,) = status.of([run], queue=lambda cluster: {})
+    assert explain(Record(status=one)).rule == "segfault-debug"
 
 
 def test_the_line_is_numbered_as_the_file_is_however_long_the_log(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from pathspec import GitIgnoreSpec
 
-from kit import untrusted_files
+from kit import config, untrusted_files
 from kit.errors import ConfigError, RunError
 from kit.runs import prepare_run, workspace
 from kit.snapshots import chosen_files, patch, scan, tree_listing
@@ -169,6 +169,16 @@ def test_large_files_and_sums_are_refused_by_name(repo: Path, monkeypatch: pytes
     monkeypatch.setattr(chosen_files, "MOST_FILES", 10)
     with pytest.raises(ConfigError, match="more than 10 files"):
         taken(repo)
+
+
+def test_a_workspace_of_many_files_gets_a_warning(repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = write_job(repo, 'name = "a"\nlauncher = "ddp"\nscript = "train.py"\n')
+    resolved = config.load_job(job, cluster="local")
+    done = taken(repo)
+    assert [*workspace.warnings(done, resolved)] == []
+    monkeypatch.setattr(workspace, "MANY_FILES", len(done.tree.entries) - 1)
+    (said,) = workspace.warnings(done, resolved)
+    assert f"{repo} has {len(done.tree.entries)} files: each is copied" in said.problem
 
 
 def said_to_an_ordinary_user(folder: Path) -> str:

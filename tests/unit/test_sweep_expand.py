@@ -288,3 +288,31 @@ def test_options_are_read_by_the_names_of_expressions() -> None:
 def test_expressions_that_ended_in_a_traceback_or_took_all_memory(text: str, said: str) -> None:
     with pytest.raises(ExpressionError, match=re.escape(said) or None):
         checked(evaluate(text, names=lambda _: {}, lookup=lambda _: 1))
+
+
+@pytest.mark.parametrize(
+    ("table", "said"),
+    [
+        (
+            {f"args.--a{n}": [*range(10)] for n in range(50)},
+            "about 10^50 combinations; at most 100,000 can be submitted",
+        ),
+        ({f"args.--a{n}": [*range(10)] for n in range(3000)}, "about 10^3000 combinations"),
+        ({"seed": [*range(1001)], "args.--lr": [0.1] * 100}, "100,100 combinations"),
+    ],
+)
+def test_a_grid_that_is_too_large_is_counted_and_not_made(table: dict[str, list[object]], said: str) -> None:
+    """At once, and without the memory of its points."""
+    with pytest.raises(ConfigError) as caught:
+        config.validate({"grid": table}, Sweep, file="job.toml")
+    (fault,) = caught.value.faults
+    assert said in fault.problem
+    assert fault.key == "grid"
+
+
+def test_the_draws_multiply_what_they_are_drawn_for() -> None:
+    sweep = {"grid": {"seed": [1, 2]}, "random": {"count": 60_000, "keys": {"args.--lr": {"uniform": [0, 1]}}}}
+    with pytest.raises(ConfigError, match="120,000 combinations"):
+        config.validate(sweep, Sweep, file="job.toml")
+    made = config.validate({**sweep, "grid": {"seed": [1]}}, Sweep, file="job.toml")
+    assert made.combinations == 60_000

@@ -10,11 +10,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from kit.cli.results import _print as printed
 from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.runs import metrics
 from kit.runs.manifest import Manifest
-from kit.spec.sweep import Value
+from kit.spec.sweep import Sweep, Value
 from kit.sweeps import plot, result_files, run_metrics_cache
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
 from kit.sweeps.results import Results, gather
@@ -102,6 +104,69 @@ def test_a_metric_that_diverged_is_null_in_json_and_never_the_best(folder: Path,
     assert [row["loss"] for row in found["points"]] == [0.3, 0.5, None, None]
     diverged = write_sweep(tmp_path / "other", [({"seed": 1}, [{"loss": float("nan")}], 0)])
     assert gathered(diverged).best is None
+
+
+def test_the_best_is_a_completed_point_and_what_is_left_out_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A point that failed on its way has the lowest loss; two points have none at all."""
+    points: list[tuple[dict[str, Value], list[dict[str, object]], int | None]] = [
+        ({"seed": 1}, [{"loss": 0.1}], 3),
+        ({"seed": 2}, [{"loss": 0.4}], 0),
+        ({"seed": 3}, [{"loss": 0.6}], 1),
+        ({"seed": 4}, [], 3),
+        ({"seed": 5}, [], 0),
+    ]
+    found = gathered(write_sweep(tmp_path, points))
+    assert found.best is not None
+    assert found.best.index == 1
+    assert [row.index for row in found.better_but_not_done] == [0]
+    assert found.without_result == {"FAILED": 1, "COMPLETED": 1}
+    printed(found)
+    assert capsys.readouterr().out.splitlines()[-3:] == [
+        "best: point 1 (seed=2): loss 0.4",
+        "not counted: point 0 is FAILED with a better loss so far: 0.1",
+        "no result: 2 of 5 points have no loss (1 COMPLETED, 1 FAILED)",
+    ]
+    facts = json.loads(result_files.as_json(found))
+    assert (facts["best"], facts["better_but_not_done"]) == (1, [0])
+    assert facts["without_result"] == {"FAILED": 1, "COMPLETED": 1}
+    none = gathered(write_sweep(tmp_path / "none", points[:1]))
+    assert (none.best, [row.index for row in none.better_but_not_done]) == (None, [0])
+
+
+@pytest.mark.parametrize(
+    ("metric", "goal"),
+    [
+        ("accuracy", "max"),
+        ("val/acc", "max"),
+        ("eval_reward", "max"),
+        ("f1", "max"),
+        ("test_loss", "min"),
+        ("Perplexity", "min"),
+        ("error_rate", "min"),
+        ("quality", None),
+        ("reward_loss", None),
+        ("glossary", None),
+    ],
+)
+def test_a_goal_is_what_the_metrics_name_says_or_is_asked_for(tmp_path: Path, metric: str, goal: str | None) -> None:
+    table = {"grid": {"seed": [1, 2]}, "metric": metric}
+    folder = write_sweep(tmp_path, [({"seed": 1}, [{metric: 0.1}], 0), ({"seed": 2}, [{metric: 0.9}], 0)])
+    if goal is None:
+        with pytest.raises(ValidationError, match="does not say whether a small or a large value is better"):
+            Sweep.model_validate(table)
+        with pytest.raises(UsageError, match="does not say whether a small or a large value is better"):
+            gathered(folder, metric=metric)
+    else:
+        assert Sweep.model_validate(table).best_is == goal
+        best = gathered(folder, metric=metric).best
+        assert best is not None
+        assert best.index == (1 if goal == "max" else 0)
+    assert Sweep.model_validate({**table, "goal": "max"}).best_is == "max"
+    best = gathered(folder, metric=metric, goal="min").best
+    assert best is not None
+    assert best.index == 0
 
 
 def test_an_unknown_metric_names_the_known(folder: Path) -> None:

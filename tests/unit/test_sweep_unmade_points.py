@@ -14,6 +14,8 @@ import pytest
 
 from kit import data_folders, shell
 from kit.errors import RunError
+from kit.health import why
+from kit.health.run_record import Record
 from kit.ledger import find as ledgers
 from kit.reports.make_report import report
 from kit.runs import cancel, find_runs, index, manifest, status, unmade_points
@@ -250,14 +252,34 @@ def test_a_killed_start_leaves_no_half_a_folder_and_the_next_one_cleans_up(made:
     argv = ["bash", str(array / "make_point.sh"), str(array), "1", "41"]
     done = shell.run(argv, env={"PATH": f"{tools}:/usr/bin:/bin"}, check=False)
     assert done.returncode != 0
-    (left,) = paths.points.iterdir()
-    assert left.name.startswith(".")
-    assert paths.point(1) not in [*index.run_dirs(paths.points / "x")]
+    assert [*paths.points.iterdir()] == []
+    (left,) = (array / ".making/1").iterdir()
     assert not paths.point(1).exists()
     assert len(index.runs(made.folder.parent)) == 8
     os.utime(left, (1, 1))
     assert run_task(made.folder, 1).returncode == 0
     assert [one.name for one in paths.points.iterdir()] == [paths.name(1)]
+    assert [*(array / ".making/1").iterdir()] == []
+
+
+def test_three_hundred_points_that_start_at_once_have_all_their_run_folders(tmp_path: Path) -> None:
+    """No task may read a folder that the others change meanwhile."""
+    ready = prepared(tmp_path, f"[sweep.grid]\nargs.--lr = {[n / 1000 for n in range(1, 301)]}\n")
+    sending.submit(ready, now=NOON)
+    script = str(ready.folder / "arrays/0/make_point.sh")
+    gate = tmp_path / "gate"
+    starting = (
+        f"for task in {{0..299}}; do (until [ -e {gate} ]; do sleep 0.05; done; "
+        f"exec bash {script} {ready.folder}/arrays/0 $task 41 >/dev/null) & done; "
+        f"touch {gate}; failed=0; for one in $(jobs -p); do wait $one || failed=$((failed + 1)); done; echo $failed failed"
+    )
+    done = shell.run(["bash", "-c", starting], env={"PATH": "/usr/bin:/bin"}, check=False, timeout=120)
+    assert (done.stdout, done.stderr) == ("0 failed", "")
+    paths = SweepPaths(ready.folder)
+    assert {one.name for one in paths.points.iterdir()} == {paths.name(number) for number in range(300)}
+    for number in range(300):
+        facts = json.loads(RunPaths(paths.point(number)).manifest.read_text())
+        assert facts["point"]["args.--lr"] == (number + 1) / 1000
 
 
 def test_a_disk_that_takes_nothing(made: PreparedSweep, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -279,6 +301,18 @@ def test_a_disk_that_takes_nothing(made: PreparedSweep, tmp_path: Path, capsys: 
     assert f"kit: {point.name}: its run folder cannot be made: " in capsys.readouterr().err
     (one,) = status.of([point], queue=queue("PENDING"))
     assert one.state == "PENDING"
+
+
+def test_the_reason_of_a_point_without_a_run_folder(made: PreparedSweep) -> None:
+    """Its task wrote into the array's log, which is the batch log of the folder that `kit why` makes."""
+    (made.folder / "arrays/0/logs/1.log").write_text(
+        "cp: No space left on device\nthe run folder of task 1 was not made\n"
+    )
+    unmade_points.make(SweepPaths(made.folder).point(1))
+    (one,) = status.of([SweepPaths(made.folder).point(1)], queue=queue("FAILED"))
+    found = why.explain(Record(status=one))
+    assert (found.rule, found.next) == ("point-not-made", "kit sweep --retry")
+    assert [evidence.text for evidence in found.evidence] == ["the run folder of task 1 was not made"]
 
 
 def test_a_point_of_another_user_is_listed_and_not_made(made: PreparedSweep, monkeypatch: pytest.MonkeyPatch) -> None:
