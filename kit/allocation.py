@@ -103,7 +103,8 @@ def _check(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> None:
 
 def _above_node(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> Iterator[Fault]:
     """Requests that no node of the cluster can fulfil."""
-    node, memory = resolved.cluster.node, resolved.job.resources.memory
+    node, resources = resolved.cluster.node, resolved.job.resources
+    memory = resources.memory
 
     def more(key: str, got: object, most: object, what: str) -> Fault:
         problem = f"{got} is more than a node of {resolved.cluster_name} has: {most}{what}"
@@ -116,6 +117,13 @@ def _above_node(resolved: Resolved, *, gpus: int, ranks: int, cpus: int) -> Iter
     if ranks > cpus:
         problem = f"{ranks} ranks need at least as many CPUs, and the job has {cpus} on each node"
         yield Fault(key="resources.ranks_per_node", problem=problem, hint=f"ranks_per_node = {cpus}")
+    if resources.gpu_type and (node.gres == "none" or not gpus):
+        problem = (
+            "the job asks for no GPUs"
+            if not gpus
+            else f"{resolved.cluster_name} has no option for it: node.gres is none"
+        )
+        yield Fault(key="resources.gpu_type", problem=problem, hint="remove the line")
     if memory and node.memory and kilobytes(memory) > kilobytes(node.memory):
         yield more("memory", memory, node.memory, "")
 

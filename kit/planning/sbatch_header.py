@@ -13,6 +13,7 @@ from kit.spec.cluster import NodeShape
 from kit.spec.job import Job
 
 _HEADER = "#SBATCH "
+_GRES = "--gres="
 
 
 def sbatch_options(made: Decisions) -> list[str]:
@@ -27,7 +28,7 @@ def sbatch_options(made: Decisions) -> list[str]:
     options += [again if goes_back(job) else "--no-requeue"]
     # With spares or replicas, the job continues after a lost node. Otherwise Slurm ends it and, with --requeue, queues it again.
     options += ["--no-kill"] if made.outlives else []
-    options += slurm.extra
+    options += [option for option in slurm.extra if not option.startswith(_GRES)]
     for option in options:
         # A newline would begin a line of the script.
         if not option.isprintable():
@@ -57,15 +58,23 @@ def salloc_options(made: Decisions) -> list[str]:
         "licenses": slurm.licenses,
     }
     options = [f"--{name}={value}" for name, value in valued.items() if value is not None]
-    return [*options, *_gpu_options(made.node, allocation), *(["--exclusive"] if slurm.exclusive else [])]
+    return [*options, *_gres_options(made.node, job, allocation), *(["--exclusive"] if slurm.exclusive else [])]
 
 
-def _gpu_options(node: NodeShape, allocation: Allocation) -> list[str]:
-    if not allocation.gpus_per_node or node.gres == "none":
-        return []
-    if node.gres == "gpus-per-node":
-        return [f"--gpus-per-node={allocation.gpus_per_node}"]
-    return [f"--gres={node.gres.removeprefix('gres:')}:{allocation.gpus_per_node}"]
+def _gres_options(node: NodeShape, job: Job, allocation: Allocation) -> list[str]:
+    """GPUs and all other generic resources. Of two options --gres Slurm takes the last one alone, so there is one."""
+    kind, count = job.resources.gpu_type, allocation.gpus_per_node
+    others = [f"{name}:{number}" for name, number in job.resources.gres.items()]
+    others += [option.removeprefix(_GRES) for option in job.slurm.extra if option.startswith(_GRES)]
+    if not count or node.gres == "none":
+        gpus = []
+    elif node.gres == "gpus-per-node":
+        gpus = [f"--gpus-per-node={kind}:{count}" if kind else f"--gpus-per-node={count}"]
+    else:
+        name, _, own = node.gres.removeprefix("gres:").partition(":")
+        others.insert(0, ":".join(filter(None, [name, kind or own, str(count)])))
+        gpus = []
+    return [*gpus, *([_GRES + ",".join(others)] if others else [])]
 
 
 def goes_back(job: Job) -> bool:

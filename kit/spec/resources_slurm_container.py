@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, Field, field_validator
 
 from kit.spec import sbatch_options
 from kit.spec.schema_base import EnvName, Memory, Model, RuntimeName, SbatchWord, Text, TimeLimit
 from kit.spec.slurm_filename_pattern import LogPattern
-from kit.spec.wrong_value_messages import Form
+from kit.spec.wrong_value_messages import Form, Invalid
 
 Capability = Annotated[
     str,
@@ -19,6 +19,26 @@ Capability = Annotated[
         how="CAP_ and a name of capabilities(7), in capital letters",
         example="CAP_SYS_PTRACE",
         nearest=lambda text: f"CAP_{text.strip().upper().removeprefix('CAP_').replace('-', '_')}",
+    ),
+]
+# A name of gres.conf, perhaps with a type.
+GresName = Annotated[
+    str,
+    Form(
+        pattern=r"[A-Za-z0-9_][A-Za-z0-9_.-]*(:[A-Za-z0-9_.-]+)?",
+        what="a name of gres.conf",
+        how="letters, digits and _ . -, and perhaps a type after :",
+        example="nvme",
+    ),
+]
+GpuType = Annotated[
+    str,
+    Form(
+        pattern=r"[A-Za-z0-9_][A-Za-z0-9_.-]*",
+        what="a type of GPU",
+        how="its name in gres.conf: letters, digits and _ . -",
+        example="h100",
+        nearest=lambda text: text.replace(" ", "").lower(),
     ),
 ]
 # rank.sh outlives these signals, and reports how the program ended.
@@ -45,6 +65,18 @@ class Resources(Model):
         ge=0,
         description="GPUs on each node. Default: all GPUs of a node, or max_gpus_per_node of the QOS row if that is less.",
     )
+    gpu_type: GpuType | None = Field(
+        default=None,
+        description="Type of the GPUs, as gres.conf names it, where nodes have several. Default: the type of the "
+        "cluster's node.gres, or any.",
+        examples=["h100"],
+    )
+    gres: dict[GresName, Annotated[int, Field(ge=0)] | Memory] = Field(
+        default_factory=dict,
+        description="Other generic resources on each node, such as { nvme = 1 } (sbatch --gres). They are asked for together with "
+        "the GPUs.",
+        examples=[{"nvme": 1}],
+    )
     ranks_per_node: int | None = Field(
         default=None, ge=1, description="Ranks on each node; default: one per GPU, or 1 without GPUs."
     )
@@ -70,6 +102,16 @@ class Resources(Model):
         "--switches).",
         examples=["1@01:00:00"],
     )
+
+    @field_validator("gres")
+    @classmethod
+    def _without_gpus(cls, gres: dict[str, int | str]) -> dict[str, int | str]:
+        for name, count in gres.items():
+            if name.partition(":")[0] == "gpu":
+                kind = name.partition(":")[2]
+                hint = f"gpus_per_node = {count}" + (f' and gpu_type = "{kind}"' if kind else "")
+                raise Invalid("GPUs have a key of their own, gpus_per_node", key=(name,), hint=hint)
+        return gres
 
 
 class SlurmOptions(Model):

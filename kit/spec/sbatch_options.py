@@ -59,6 +59,23 @@ def signal_of(given: str) -> str | None:
     return name + (found[4] or "") if found and name in _NUMBERS.values() else None
 
 
+def _without_gpus(value: str, name: str = "gres") -> None:
+    """Invalid if a value of --gres asks for GPUs: the key for their number is checked against the cluster's nodes."""
+    items = value.split(",")
+    gpus = [item.split(":") for item in items if item.partition(":")[0] == "gpu"]
+    if not gpus:
+        return
+    _, *kind, count = gpus[0] if len(gpus[0]) > 1 and gpus[0][-1].isdigit() else [*gpus[0], "1"]
+    others = [item for item in items if item.partition(":")[0] != "gpu"]
+    hint = f"[resources] gpus_per_node = {count}"
+    hint += f' and gpu_type = "{kind[0]}"' if kind else ""
+    hint += f' and [slurm] extra = ["--gres={",".join(others)}"]' if others else ""
+    raise Invalid(
+        f"--{name}: write the key resources.gpus_per_node instead, which is checked against the cluster's rules",
+        hint=hint,
+    )
+
+
 def further(option: str) -> str:
     """An option such as `--nice=100`, if no key of the job sets it; Invalid otherwise. sbatch accepts abbreviated option names."""
     found = _FORM.fullmatch(option)
@@ -69,8 +86,11 @@ def further(option: str) -> str:
             write=near if _FORM.fullmatch(near) else _EXAMPLE,
         )
     name, value = found[1], found[2] or ""
-    if name == "gres" and "gpu" in value:
-        name = "gpus-per-node"
+    if name == "gres":
+        _without_gpus(value[1:])
+        return option
+    if ":" in value and name in {"gpus", "gpus-per-node"}:
+        _without_gpus(f"gpu:{value[1:]}", name)
     for own, key in KEYS.items():
         if own.startswith(name):
             raise Invalid(

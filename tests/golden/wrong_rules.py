@@ -278,6 +278,7 @@ def _planning() -> list[Rule]:
         '[resources]\ntime = "00:02:00"\n[slurm]\nsignal = "USR2@600"',
         '[slurm]\nsignal = "USR2@600"\nlead = 60',
         '[slurm]\nsignal = "TERM"\nlead = 0',
+        '[resources]\ngpu_type = "h100"\ngpus_per_node = 0',
         'mounts = [{ source = "/x", target = "/workspace" }]',
         'mounts = [{ source = "{nowhere}/x", target = "/x" }]',
         'mounts = [{ source = "~bob/x", target = "/x" }]',

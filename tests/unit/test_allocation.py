@@ -8,6 +8,7 @@ import pytest
 
 from kit.allocation import Allocation, kilobytes, minutes
 from kit.errors import ConfigError, Fault
+from kit.planning.sbatch_header import header
 from tests.support import plan_of, write_job
 
 CLUSTER = """
@@ -152,3 +153,40 @@ def test_an_exclusive_job_has_all_cpus(tmp_path: Path) -> None:
 def test_the_share_of_a_gpu_is_a_cpu_at_least(tmp_path: Path) -> None:
     few = CLUSTER.replace("cpus = 64", "cpus = 4")
     assert allocated(tmp_path, "resources.gpus_per_node=1", cluster=few).cpus_per_node == 1
+
+
+@pytest.mark.parametrize(
+    ("gres", "overrides", "asks"),
+    [
+        ("gpus-per-node", (), ["--gpus-per-node=8"]),
+        ("gpus-per-node", ("resources.gpu_type=a100",), ["--gpus-per-node=a100:8"]),
+        ("gpus-per-node", ("resources.gres={nvme=1}",), ["--gpus-per-node=8", "--gres=nvme:1"]),
+        ("gres:gpu", (), ["--gres=gpu:8"]),
+        ("gres:gpu", ("slurm.extra=['--gres=nvme:1']",), ["--gres=gpu:8,nvme:1"]),
+        (
+            "gres:gpu",
+            ("slurm.extra=['--gres=nvme:1,shard:2']", "resources.gres={disk='2T'}"),
+            ["--gres=gpu:8,disk:2T,nvme:1,shard:2"],
+        ),
+        ("gres:gpu:h100", ("resources.gpus_per_node=4", "resources.gres={nvme=1}"), ["--gres=gpu:h100:4,nvme:1"]),
+        ("gres:gpu:h100", ("resources.gpu_type=a100",), ["--gres=gpu:a100:8"]),
+        ("none", ("slurm.extra=['--gres=nvme:1']",), ["--gres=nvme:1"]),
+        ("gres:gpu", ("resources.gpus_per_node=0", "resources.gres={nvme=1}"), ["--gres=nvme:1"]),
+    ],
+)
+def test_all_generic_resources_are_in_one_option(
+    tmp_path: Path, gres: str, overrides: tuple[str, ...], asks: list[str]
+) -> None:
+    """Of two options --gres, sbatch takes the last alone: the job had a disk and no GPUs."""
+    (tmp_path / "clusters").mkdir()
+    (tmp_path / "clusters" / "own.toml").write_text(CLUSTER.replace("gpus = 8", f'gpus = 8\ngres = "{gres}"'))
+    (tmp_path / "own.py").touch()
+    plan = plan_of(write_job(tmp_path, JOB), cluster="own", overrides=overrides)
+    for options in (header(plan.text_of("batch.sh")), plan.salloc_argv):
+        assert [option for option in options if option.startswith(("--gres", "--gpus"))] == asks
+
+
+@pytest.mark.parametrize("bb", ["--bb=capacity=100G", "--bbf=/home/me/bb.conf"])
+def test_a_burst_buffer_is_passed_on(tmp_path: Path, bb: str) -> None:
+    (tmp_path / "own.py").touch()
+    assert bb in header(plan_of(write_job(tmp_path, JOB), overrides=(f"slurm.extra=['{bb}']",)).text_of("batch.sh"))
