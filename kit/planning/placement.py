@@ -78,7 +78,9 @@ class RolePlacement:
         """Environment variables for its step only."""
         words = [] if self.plain else [f"KIT_ROLE_INDEX={self.index}"]
         words += ["KIT_SERVICE=1"] if self.role.policy == "service" else []
-        return [*words, f"KIT_GPUS={','.join(map(str, self.role.gpus))}"] if self.role.gpus else words
+        if self.role.gpus is None:
+            return words
+        return [*words, f"KIT_GPUS={','.join(map(str, self.role.gpus)) or 'none'}"]
 
 
 def variable(name: str) -> str:

@@ -132,10 +132,10 @@ class Role(Model):
     ranks_per_node: int | None = Field(
         default=None, ge=1, description="Ranks on each node; default: one per GPU with torchrun, 1 with srun."
     )
-    gpus: tuple[int, ...] | None = Field(
+    gpus: tuple[Annotated[int, Field(ge=0)], ...] | None = Field(
         default=None,
         description="GPUs of the role on each of its nodes, by their numbers among the job's GPUs there, from 0. Default: "
-        "all.",
+        "all; []: none.",
     )
     env: dict[EnvName, Text] = Field(
         default_factory=dict,

@@ -69,17 +69,50 @@ rank_variables::torchrun_argv() {
     esac
 }
 
-# rank_variables::choose_gpus INDICES: chooses this role's GPUs by their places among the GPUs that Slurm gave the job. Without
-# INDICES: all.
+# Where drivers say that GPUs of AMD are here.
+rank_variables_amd=/dev/kfd
+
+# rank_variables::choose_gpus INDICES: chooses this role's GPUs by their places among the GPUs that Slurm gave the job, in each
+# variable in which Slurm names them. Where Slurm names none, the places are the GPUs' own numbers. 'none': no GPU. Without INDICES:
+# all. A place that Slurm did not give ends the task with 2.
 rank_variables::choose_gpus() {
-    local -a wanted given chosen=()
-    local index
+    local name
+    local -a names=() wanted
+    [[ -n "$1" ]] || return 0
+    for name in CUDA_VISIBLE_DEVICES ROCR_VISIBLE_DEVICES ZE_AFFINITY_MASK GPU_DEVICE_ORDINAL; do
+        [[ -z "${!name:-}" ]] || names+=("${name}")
+    done
+    if ((!${#names[@]})) || [[ "$1" == none ]]; then
+        # HIP reads CUDA_VISIBLE_DEVICES, too, and counts in what ROCR_VISIBLE_DEVICES has left.
+        [[ -e "${rank_variables_amd}" ]] && names=(ROCR_VISIBLE_DEVICES) || names=(CUDA_VISIBLE_DEVICES ZE_AFFINITY_MASK)
+        export "${names[@]/%/="${1/none/}"}"
+        return 0
+    fi
     IFS=, read -ra wanted <<<"$1"
-    IFS=, read -ra given <<<"${CUDA_VISIBLE_DEVICES:-}"
-    ((${#wanted[@]} && ${#given[@]})) || return 0
-    for index in "${wanted[@]}"; do
+    for name in "${names[@]}"; do
+        rank_variables::narrow "${name}" "${wanted[@]}"
+    done
+    if [[ -n "${ROCR_VISIBLE_DEVICES:-}" && -e "${rank_variables_amd}" ]]; then
+        for name in CUDA_VISIBLE_DEVICES HIP_VISIBLE_DEVICES; do
+            [[ -z "${!name:-}" ]] || export "${name}=$(seq -s, 0 $((${#wanted[@]} - 1)))"
+        done
+    fi
+}
+
+# rank_variables::narrow NAME INDEX…: leaves in the list NAME the entries at these places.
+rank_variables::narrow() {
+    local -r name="$1"
+    shift
+    local -a given chosen=()
+    local index
+    IFS=, read -ra given <<<"${!name}"
+    for index in "$@"; do
+        if [[ -z "${given[index]:-}" ]]; then
+            log::error "role ${KIT_ROLE:-}: GPU ${index} is not among those that Slurm gave: ${name}=${!name}"
+            exit 2
+        fi
         chosen+=("${given[index]}")
     done
     local IFS=,
-    export CUDA_VISIBLE_DEVICES="${chosen[*]}"
+    export "${name}=${chosen[*]}"
 }

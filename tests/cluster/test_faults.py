@@ -756,12 +756,12 @@ def store_at(lab: Lab, store: Path, folder: Path) -> Iterator[tuple[list[str], P
 
 
 @contextmanager
-def variant(lab: Lab, name: str, path_line: str) -> Iterator[list[str]]:
-    """The lab's cluster under another name, with one path of its own."""
-    key = path_line.split(maxsplit=1)[0]
+def variant(lab: Lab, name: str, own: str, *, table: str = "paths") -> Iterator[list[str]]:
+    """The lab's cluster under another name, with one line of its own, such as another path."""
+    key = own.split(maxsplit=1)[0]
     text = (lab.project / "clusters" / f"{lab.cluster.name}.toml").read_text()
     lines = [line for line in text.splitlines() if not line.startswith(f"{key} = ")]
-    lines.insert(lines.index("[paths]") + 1, path_line)
+    lines.insert(lines.index(f"[{table}]") + 1, own)
     file = lab.project / "clusters" / f"{lab.cluster.name}-{name}.toml"
     link = lab.project / "xdg/kit/clusters" / file.stem
     file.write_text("\n".join(lines) + "\n")

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.lab import Lab
+from tests.cluster.test_faults import variant
 
 pytestmark = pytest.mark.cluster
 
@@ -301,9 +302,12 @@ def test_too_few_replicas_end_the_job_with_the_error_of_the_one_that_could_not_s
     assert lab.settled(run.folder) == []
 
 
-def test_each_role_gets_its_own_gpus(lab: Lab) -> None:
+@pytest.mark.parametrize("gres", ["gpus-per-node", "none"])
+def test_each_role_gets_its_own_gpus(lab: Lab, gres: str) -> None:
+    """Without an option for GPUs, Slurm sets no CUDA_VISIBLE_DEVICES."""
     roles(lab, replicas(("gpus",), ("gpus",)))
-    run = lab.run("--no-container")
+    with variant(lab, "gres", f'gres = "{gres}"', table="node") as options:
+        run = lab.run("--no-container", *options)
     assert run.done.returncode == 0, run.log("batch")
     assert [(run.folder / f"gpus-replica-{i}").read_text() for i in range(2)] == ["0", "1"]
 

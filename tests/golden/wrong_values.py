@@ -121,6 +121,7 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
             '[slurm]\nextra = ["--gres=gpu"]',
             '[slurm]\nextra = ["--gpus-per-node=h100:4"]',
             "[resources]\ngres = { gpu = 2 }",
+            '[roles.a]\ncommand = ["./a"]\ngpus = [-1]',
             '[resources]\ngres = { "gpu:h100" = 2 }',
             '[resources]\ngres = { "nv me" = 1 }',
             "[resources]\ngres = { nvme = -1 }",
