@@ -105,7 +105,7 @@ def test_each_start_by_torchrun_has_its_own_store(
     assert bash(script, **SLURM, **KIT, **own) == [f"<{seen}>"]
 
 
-def visible(wanted: str, *, amd: bool = False, **given: str) -> list[str]:
+def visible(wanted: str, given: dict[str, str], *, amd: bool = False) -> list[str]:
     """The variables of a role that name its GPUs."""
     device = "/proc" if amd else "/nowhere"
     script = f"rank_variables_amd={device}\nrank_variables::choose_gpus '{wanted}'\nenv | grep -E 'VISIBLE|ORDINAL|AFFINITY' | sort"
@@ -118,25 +118,25 @@ def visible(wanted: str, *, amd: bool = False, **given: str) -> list[str]:
 )
 def test_a_role_sees_its_own_gpus_of_those_that_slurm_gave(wanted: str, given: str, seen: str) -> None:
     names = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-    assert visible(wanted, **dict.fromkeys(names, given)) == [f"{name}={seen}" for name in names]
+    assert visible(wanted, dict.fromkeys(names, given)) == [f"{name}={seen}" for name in names]
     # On AMD, Slurm may set this one alone.
-    assert visible(wanted, amd=True, ROCR_VISIBLE_DEVICES=given) == [f"ROCR_VISIBLE_DEVICES={seen}"]
+    assert visible(wanted, {"ROCR_VISIBLE_DEVICES": given}, amd=True) == [f"ROCR_VISIBLE_DEVICES={seen}"]
 
 
 def test_a_role_has_its_gpus_where_slurm_names_none() -> None:
     """Both roles had GPU 0, and nobody said so."""
-    assert visible("1,3") == ["CUDA_VISIBLE_DEVICES=1,3", "ZE_AFFINITY_MASK=1,3"]
-    assert visible("1,3", amd=True) == ["ROCR_VISIBLE_DEVICES=1,3"]
-    assert visible("") == []
+    assert visible("1,3", {}) == ["CUDA_VISIBLE_DEVICES=1,3", "ZE_AFFINITY_MASK=1,3"]
+    assert visible("1,3", {}, amd=True) == ["ROCR_VISIBLE_DEVICES=1,3"]
+    assert visible("", {}) == []
 
 
 def test_a_role_without_gpus_sees_none() -> None:
-    assert visible("none", CUDA_VISIBLE_DEVICES="4,5") == ["CUDA_VISIBLE_DEVICES=", "ZE_AFFINITY_MASK="]
+    assert visible("none", {"CUDA_VISIBLE_DEVICES": "4,5"}) == ["CUDA_VISIBLE_DEVICES=", "ZE_AFFINITY_MASK="]
 
 
 def test_hip_counts_in_what_rocr_has_left() -> None:
     given = {"CUDA_VISIBLE_DEVICES": "2,3", "ROCR_VISIBLE_DEVICES": "2,3", "HIP_VISIBLE_DEVICES": "2,3"}
-    assert visible("1", amd=True, **given) == [
+    assert visible("1", given, amd=True) == [
         "CUDA_VISIBLE_DEVICES=0",
         "HIP_VISIBLE_DEVICES=0",
         "ROCR_VISIBLE_DEVICES=3",
