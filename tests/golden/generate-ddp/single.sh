@@ -583,6 +583,8 @@ cpus_per_node = 96
 memory = "900G"
 time = "06:00:00"
 
+[resources.gres]
+
 [slurm]
 account = "research-high"
 partition = "gpu"

@@ -830,6 +830,8 @@ TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
 nodes = 1
 time = "04:00:00"
 
+[resources.gres]
+
 [slurm]
 partition = "batch"
 output = "slurm-%j.out"

@@ -986,6 +986,8 @@ TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
 nodes = 4
 time = "04:00:00"
 
+[resources.gres]
+
 [slurm]
 partition = "batch"
 output = "slurm-%j.out"
