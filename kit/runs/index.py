@@ -167,9 +167,17 @@ def _inside(folder: str) -> list[str]:
     """The folders in a folder; empty if it may not be read."""
     try:
         with os.scandir(folder) as entries:
-            return [one.path for one in entries if not one.name.startswith(".") and one.is_dir()]
+            return [one.path for one in entries if not one.name.startswith(".") and _is_folder(one)]
     except OSError:
         return []
+
+
+def _is_folder(one: os.DirEntry[str]) -> bool:
+    """Whether an entry is a folder. A link that leads in a circle, or into a closed folder, is none, and ends no list."""
+    try:
+        return one.is_dir()
+    except OSError:
+        return False
 
 
 def _signature(run_dir: str) -> list[int] | None:
@@ -181,7 +189,10 @@ def _signature(run_dir: str) -> list[int] | None:
         return [*_HIDDEN, *_HIDDEN]
     if not made[0] and not _is_left(run_dir):
         return None
-    return made + _stat(f"{run_dir}/state/events.jsonl")
+    try:
+        return made + _stat(f"{run_dir}/state/events.jsonl")
+    except PermissionError:
+        return [*made, *_HIDDEN]
 
 
 def _stat(path: str) -> list[int]:

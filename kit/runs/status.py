@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.remote import run_folder_mirror as mirrors
-from kit.runs import index, run_facts, unmade_points
+from kit.runs import foreign_runs, index, run_facts, unmade_points
 from kit.runs.patient_queue import PatientQueue
 from kit.runs.run_facts import Facts
 from kit.slurm.accounting import Accounted
@@ -41,8 +41,8 @@ class Status:
 
     state: Slurm's state while it knows the job; then COMPLETED or FAILED from the run's own record. Without such a record,
     CANCELLED if `kit cancel` came before the job began, else LOST. UNREADABLE, with the reason, if its manifest cannot be read.
-    UNKNOWN if its cluster cannot be reached, and it had not ended when it was last seen. accounted: the data of Slurm's accounting,
-    if it was asked (`from_accounting.add`).
+    UNKNOWN if it had not ended when it was last seen, and its cluster cannot be reached, or does not show another user's jobs.
+    accounted: the data of Slurm's accounting, if it was asked (`from_accounting.add`).
     """
 
     facts: Facts
@@ -95,9 +95,36 @@ def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue) -> list[Status
     """The same for runs whose facts were read already."""
     queues = {name: queue(name) for name in dict.fromkeys(one.cluster for _, one in runs if not one.problem)}
     found = [_newest(_status(path, one, queues.get(one.cluster, {})), queues) for path, one in runs]
+    found = _with_foreign(found)
     for one in found:
         _clean(one)
     return found
+
+
+def _with_foreign(found: list[Status]) -> list[Status]:
+    """The same, where other users' runs are LOST only if Slurm, asked for their jobs by number, does not know them."""
+    wanted: dict[str, list[Status]] = {}
+    for one in found:
+        if one.state == "LOST" and foreign_runs.is_foreign(one.run_dir):
+            wanted.setdefault(one.facts.cluster, []).append(one)
+    if not wanted:
+        return found
+    from kit.runs import which_slurm
+
+    answers = {cluster: which_slurm.foreign(cluster, those) for cluster, those in wanted.items()}
+    foreign = {one.run_dir for those in wanted.values() for one in those}
+    return [_asked_for(one, answers[one.facts.cluster]) if one.run_dir in foreign else one for one in found]
+
+
+def _asked_for(one: Status, answer: foreign_runs.ForeignJobs) -> Status:
+    now = _status(one.run_dir, one.facts, answer.jobs)
+    if now.state != "LOST":
+        return now
+    if foreign_runs.hides_its_record(one.run_dir):
+        return replace(now, state=UNKNOWN, reason="another user's run, whose state/ you may not read")
+    if not answer.whole:
+        return replace(now, state=UNKNOWN, reason="another user's run, and Slurm does not show you other users' jobs")
+    return now
 
 
 def _newest(one: Status, queues: Mapping[str, Mapping[JobId, QueuedJob] | None]) -> Status:
@@ -179,11 +206,14 @@ def _reason(queued: QueuedJob | None, state: str, last_event: str) -> str:
 
 
 def _clean(one: Status) -> None:
-    """Remove the files that a killed batch script, or one that never started, could not remove itself."""
+    """Remove the files that a killed batch script, or one that never started, could not remove itself. Only of the user's own run:
+    root may look at a run whose owner's jobs it does not know.
+    """
     if one.active or one.exit_code is not None or one.state in {"SUBMITTED", UNKNOWN, run_facts.UNREADABLE}:
         return
     # A job that Slurm does not know may be too new.
-    if one.state != "LOST" or time.time() - one.facts.submitted_at > _FORGOTTEN_S:
+    forgotten = one.state != "LOST" or time.time() - one.facts.submitted_at > _FORGOTTEN_S
+    if forgotten and not foreign_runs.is_foreign(one.run_dir):
         from kit.runs import secret
 
         secret.remove(one.run_dir)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from kit import data_folders
 from kit.errors import ConfigError
-from kit.runs import cache_files, known_files, remote_clusters
-from kit.runs.status import Queue
+from kit.runs import cache_files, foreign_runs, known_files, remote_clusters
+from kit.runs.foreign_runs import ForeignJobs
+from kit.runs.status import Queue, Status
 from kit.slurm import accounting, client
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import JobId, QueuedJob
@@ -35,6 +36,18 @@ def _queue(name: str) -> Mapping[JobId, QueuedJob] | None:
         if lone_halves.cancel_here(name, jobs, env=env):
             return client.queue(env=env)
     return jobs
+
+
+def foreign(name: str, runs: Sequence[Status]) -> ForeignJobs:
+    """The jobs of other users' runs on a cluster, asked for by number and owner.
+
+    An embedded cluster of another user cannot be asked. In the mirror of a cluster over ssh each run is the user's own.
+    """
+    if remote_clusters.of(name) is not None or not is_up(name):
+        return foreign_runs.NOTHING
+    jobs = [one.job_id for one in runs if one.job_id is not None]
+    found, whole = client.foreign(jobs, foreign_runs.owners([one.run_dir for one in runs]), env=env_of(name))
+    return ForeignJobs(jobs=found, whole=whole)
 
 
 def history(*, say: Callable[[str], None]) -> Callable[[str, Sequence[JobId]], dict[JobId, Accounted]]:

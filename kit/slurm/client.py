@@ -25,6 +25,8 @@ ACTIVE = frozenset(
 _TIMEOUT_S = 60.0
 # For optional requests: without a slurm.conf, Slurm's commands search for one for a minute.
 _SHORT_S = 5.0
+# Job numbers of one request: far below Linux's limit of an argument, 128 KiB.
+_MOST_NUMBERS = 2000
 
 # The queue's columns. A pending task of an array has no own number yet; %F and %K, the array's and the task's number, always
 # identify it. The reason comes last: a site may write any text into it.
@@ -111,6 +113,40 @@ def queue(*, env: Mapping[str, str], job_ids: Sequence[JobId] = ()) -> dict[JobI
         ) from None
     jobs = jobs_in(text)
     return {job_id: job for job_id, job in jobs.items() if job_id in wanted} if wanted else jobs
+
+
+def foreign(
+    job_ids: Sequence[JobId], uids: Sequence[int], *, env: Mapping[str, str]
+) -> tuple[dict[JobId, QueuedJob], bool]:
+    """The jobs of other users with these numbers and owners, and whether Slurm shows this user all of them.
+
+    A site may hide them: slurm.conf(5), PrivateData. squeue(1) ends with an error if it knows none of the numbers.
+    """
+    found: dict[JobId, QueuedJob] = {}
+    users = f"--user={','.join(map(str, uids))}"
+    for first in range(0, len(job_ids), _MOST_NUMBERS):
+        jobs = f"--jobs={','.join(map(str, job_ids[first : first + _MOST_NUMBERS]))}"
+        argv = ["squeue", "--noheader", "--array", "--states=all", users, jobs, QUEUE_FORMAT]
+        try:
+            done = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False)
+        except ToolError:
+            return found, False
+        if done.returncode and "Invalid job id" not in done.stderr:
+            return found, False
+        found |= jobs_in(done.stdout)
+    return found, all(job in found for job in job_ids) or _shows_all_jobs(env)
+
+
+def _shows_all_jobs(env: Mapping[str, str]) -> bool:
+    """Whether the controller shows this user other users' jobs. root sees them always."""
+    if run_local_or_ssh.uid(env) == "0":
+        return True
+    try:
+        text = run_local_or_ssh.run(["scontrol", "show", "config"], env=env, timeout=_SHORT_S).stdout
+    except ToolError:
+        return False
+    hidden = re.search(r"^PrivateData\s*=\s*(.*)$", text, re.MULTILINE)
+    return hidden is not None and not {"jobs", "all"} & set(re.split(r"[,\s]+", hidden[1].lower()))
 
 
 def jobs_in(text: str) -> dict[JobId, QueuedJob]:

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import sys
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
 
+from kit import shell
 from kit.runs import manifest, run_facts, status
+from kit.shell import Completed
 from kit.slurm.client import JobId, QueuedJob
 from kit.spec.run_paths import RunPaths
 from tests.support import make_site, plan_of, write_job
@@ -146,3 +151,96 @@ def test_a_run_without_an_end_stays_one_at_the_second_look(run_dir: Path) -> Non
     (found,) = status.of([run_dir], queue=lambda cluster: ended)
     assert found.exit_code is None
     assert "it recorded no end" in found.reason
+
+
+OTHER_UID = 54321
+
+
+class Controller:
+    """The answers of a Slurm with one job of another user. hidden: the value of PrivateData."""
+
+    def __init__(self, job: str, *, hidden: str = "none") -> None:
+        self.job, self.hidden, self.asked = job, hidden, list[tuple[str, ...]]()
+
+    def run(self, argv: Sequence[str], **_options: object) -> Completed:
+        self.asked.append(tuple(argv))
+        if argv[0] == "scontrol":
+            return Completed(
+                argv=tuple(argv), returncode=0, stdout=f"PrivateData             = {self.hidden}", stderr=""
+            )
+        shown = f"--jobs={self.job}" in argv
+        error = "" if shown else "slurm_load_jobs error: Invalid job id specified"
+        text = f"kit|{self.job}|N/A|RUNNING|n1|1:00|None" if shown else ""
+        return Completed(argv=tuple(argv), returncode=int(not shown), stdout=text, stderr=error)
+
+
+@pytest.fixture
+def of_another(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The same run, which another user owns: this one has a secret in it, and was submitted long ago."""
+    (run_dir / ".secrets").write_text("export KEY=value\n")
+    monkeypatch.setattr(os, "geteuid", lambda: OTHER_UID)
+    monkeypatch.setattr("kit.slurm.run_local_or_ssh.uid", lambda _env: str(OTHER_UID))
+    return run_dir
+
+
+def _asked(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.slurm.run_local_or_ssh.run", controller.run)
+    monkeypatch.setattr("kit.runs.which_slurm.is_up", lambda _name: True)
+
+
+def test_a_colleagues_running_job_is_asked_for_by_its_number(of_another: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    controller = Controller("7")
+    _asked(controller, monkeypatch)
+    assert state(of_another) == "RUNNING"
+    (argv,) = controller.asked
+    assert {"--jobs=7", f"--user={of_another.stat().st_uid}"} <= set(argv)
+    assert (of_another / ".secrets").exists()
+
+
+@pytest.mark.parametrize(("hidden", "expected"), [("none", "LOST"), ("jobs,usage", "UNKNOWN"), ("all", "UNKNOWN")])
+def test_a_colleagues_run_is_lost_only_where_slurm_shows_all_jobs(
+    of_another: Path, monkeypatch: pytest.MonkeyPatch, hidden: str, expected: str
+) -> None:
+    _asked(Controller("8", hidden=hidden), monkeypatch)
+    assert state(of_another) == expected
+    assert (of_another / ".secrets").exists(), "a look removes nothing of another user's"
+
+
+def test_a_colleagues_run_on_a_cluster_that_cannot_be_asked_is_unknown(
+    of_another: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("kit.runs.which_slurm.is_up", lambda _name: False)
+    (found,) = status.of([of_another], queue=lambda _cluster: {})
+    assert found.state == "UNKNOWN"
+    assert "does not show you" in found.reason
+
+
+def test_an_own_runs_left_secret_is_removed(run_dir: Path) -> None:
+    (run_dir / ".secrets").write_text("export KEY=value\n")
+    assert state(run_dir) == "LOST"
+    assert not (run_dir / ".secrets").exists()
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of another user")
+def test_one_run_that_cannot_be_read_ends_no_list(run_dir: Path, tmp_path: Path) -> None:
+    """A closed state/, a closed run folder, and links in a circle and into a closed folder, as another user sees them."""
+    runs = run_dir.parent
+    for name in ("closed-state", "closed"):
+        shutil.copytree(run_dir, runs / name)
+    (runs / "closed-state/state").chmod(0o700)
+    (runs / "closed").chmod(0o700)
+    (runs / "circle").symlink_to("circle")
+    (runs / "inside").symlink_to("closed/state")
+    program = (
+        "import os, sys, pathlib, pydantic_core\n"
+        "from kit.runs import index, foreign_runs\n"
+        "index.runs(pathlib.Path(sys.argv[1])); os.seteuid(65534)\n"
+        "found = {path.name: one.problem for path, one in index.runs(pathlib.Path(sys.argv[1]))}\n"
+        "print(sorted(found), bool(found['closed']), foreign_runs.hides_its_record(pathlib.Path(sys.argv[1], 'closed-state')))"
+    )
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder != Path("/"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    done = shell.run(["env", "XDG_CACHE_HOME=/nonexistent", sys.executable, "-c", program, str(runs)])
+    assert done.stdout == "['closed', 'closed-state', 'digits-1'] True True"
