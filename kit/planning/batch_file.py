@@ -17,7 +17,7 @@ from jinja2.sandbox import SandboxedEnvironment
 from kit.errors import ConfigError, Fault, nearest
 from kit.planning import steps
 from kit.planning.decisions import Decisions
-from kit.planning.parts import called_parts
+from kit.planning.parts import called_parts, code_digest
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
 from kit.render import MARK, configured, render
 from kit.spec.world_size_text import world_text
@@ -55,6 +55,7 @@ def _settings(made: Decisions) -> dict[str, Any]:
         "run_dir": made.site.run_dir,
         "snapshot": made.site.snapshot.folder if made.site.snapshot else "",
         "tree": made.site.snapshot.tree if made.site.snapshot else "",
+        "code": code_digest(made),
         "job_name": job.name,
         "images": [word for pin in made.pins.distinct for word in (pin.image, pin.digest)],
         "runtime": job.container.runtime,

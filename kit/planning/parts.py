@@ -6,12 +6,13 @@ entry of PARTS, and its files in templates/.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from kit.planning import steps
 from kit.planning.decisions import Decisions
-from kit.render import library_names, program_names
+from kit.render import absent_names, library_names, plain, program_names
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,19 @@ def file_names(made: Decisions) -> tuple[str, ...]:
     unused = {name for part in PARTS for name in part.files}
     unused -= {name for part in parts_of(made) for name in part.files}
     return tuple(name for name in (*program_names(), *library_names()) if name not in unused)
+
+
+def texts(made: Decisions) -> dict[str, str]:
+    """Name -> text of all files in the run's bin/ and lib/, with the stand-ins for modules that this run does not have."""
+    found = {name: plain(name) for name in file_names(made)}
+    absent = {f"lib/{name}": plain(f"data/absent/{name}") for name in absent_names()}
+    return found | {name: text for name, text in absent.items() if name not in found}
+
+
+def code_digest(made: Decisions) -> str:
+    """The sha256 of the run's bin/ and lib/, as batch.sh computes it: of sha256sum's output for their files, sorted by name."""
+    lines = (f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(texts(made).items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _image_chain(made: Decisions) -> str | None:

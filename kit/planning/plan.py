@@ -29,7 +29,6 @@ from kit.planning.plan_inputs import Site
 from kit.planning.sbatch_header import salloc_options
 from kit.planning.steps import shell_checks, shell_step
 from kit.planning.unexpanded_words import unexpanded
-from kit.render import absent_names, plain
 from kit.spec import slurm_filename_pattern
 from kit.spec.job import Job
 from kit.spec.roles import filled
@@ -187,12 +186,8 @@ def files(made: Decisions) -> tuple[PlanFile, ...]:
 
 def _kits_own(made: Decisions) -> Iterator[PlanFile]:
     """The kit's own programs and libraries that this run uses, and what its ranks can import instead of those that it does not."""
-    names = parts.file_names(made)
-    for name in names:
-        yield PlanFile(name=name, text=plain(name), mode=0o755 if name.startswith("bin/") else 0o644)
-    for name in absent_names():
-        if f"lib/{name}" not in names:
-            yield PlanFile(name=f"lib/{name}", text=plain(f"data/absent/{name}"))
+    for name, text in parts.texts(made).items():
+        yield PlanFile(name=name, text=text, mode=0o755 if name.startswith("bin/") else 0o644)
 
 
 def _records(made: Decisions) -> Iterator[PlanFile]:

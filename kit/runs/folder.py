@@ -7,13 +7,14 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import untrusted_files
+from kit import own_folders, untrusted_files
 from kit.errors import RunError
 from kit.owning_process import Owner
 from kit.planning.plan import Plan
@@ -47,7 +48,10 @@ def whole(final: Path) -> Iterator[Path]:
     try:
         final.parent.mkdir(parents=True, exist_ok=True)
         _clean_leftovers(final.parent)
+        _keep_from_others(final.parent)
         partial = Path(tempfile.mkdtemp(prefix=f"{_PARTIAL}{Owner.current()}~", dir=final.parent))
+        # Before anything is in it: what is made there inherits no ACL.
+        own_folders.take(partial, 0o700)
     except OSError as error:
         raise RunError(
             f"{final.parent}: cannot be written: {error.strerror}", hint="set paths.runs of the cluster"
@@ -56,7 +60,7 @@ def whole(final: Path) -> Iterator[Path]:
     os.umask(before | 0o022)
     try:
         yield partial
-        partial.chmod(0o755)
+        own_folders.take(partial, 0o755)
         partial.rename(final)
     except OSError as error:
         raise RunError(f"{final}: cannot be written: {error}") from None
@@ -149,6 +153,17 @@ def _link(source: str | Path, target: str | Path) -> str | Path:
 def remove(run_dir: Path) -> None:
     """Remove a run folder that was never submitted."""
     shutil.rmtree(run_dir, ignore_errors=True)
+
+
+def _keep_from_others(runs_dir: Path) -> None:
+    """Give a folder of runs that several users may write the sticky bit, if it is this user's.
+
+    Without it, each of them could rename a waiting run of another, and put one of their own in its place.
+    """
+    seen = runs_dir.stat()
+    if seen.st_uid == os.geteuid() and own_folders.replaceable_by(runs_dir):
+        with contextlib.suppress(OSError):
+            runs_dir.chmod(stat.S_IMODE(seen.st_mode) | stat.S_ISVTX)
 
 
 def _clean_leftovers(parent: Path) -> None:

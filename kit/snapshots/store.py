@@ -23,7 +23,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import untrusted_files
+from kit import own_folders, untrusted_files
 from kit.errors import RunError
 from kit.snapshots import tree_listing
 from kit.snapshots.scan import Scan, index_name, index_text
@@ -142,9 +142,7 @@ class Store:
         from filelock import FileLock
 
         try:
-            self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for name in ("objects", "trees", "index"):
-                (self.root / name).mkdir(exist_ok=True)
+            self._own()
             lock = FileLock(self.root / "lock")
             with contextlib.ExitStack() as held:
                 # On a file system without locks, the renames suffice.
@@ -155,6 +153,18 @@ class Store:
         except OSError as error:
             hint = "free some space, or set paths.runs of the cluster" if error.errno == errno.ENOSPC else ""
             raise RunError(f"{self.root}: the workspace cannot be stored: {error}", hint=hint) from None
+
+    def _own(self) -> None:
+        """Make the store's folders. RunError if another user has made them, or could have put files there."""
+        self.root.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            self.root.mkdir(mode=0o700)
+            own_folders.take(self.root, 0o700)
+        if found := own_folders.problem(self.root):
+            # Its trees may hold files that no listing names, and its index other digests than those of the files.
+            raise RunError(f"{found}; no run takes its files from there", hint=f"remove {self.root}, or set paths.runs")
+        for name in ("objects", "trees", "index"):
+            (self.root / name).mkdir(exist_ok=True)
 
     def _clean(self) -> None:
         """Remove leftovers of killed processes. Younger ones may belong to another machine's process."""

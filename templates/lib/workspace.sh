@@ -37,13 +37,25 @@ workspace::copy() {
     local found
     found="$(sha256sum <"${KIT_SNAPSHOT}/listing")" || workspace::fail "cannot be read" || return 1
     [[ "${found%% *}" == "${KIT_TREE}" ]] || workspace::fail "has another listing than that of the submit" || return 1
+    # Nobody else can enter the store's folder, as long as it is this user's.
+    found="$(find "${KIT_SNAPSHOT%/*/*}" -maxdepth 0 \( ! -uid "${EUID}" -o -perm /022 \) -printf '%p, of %u, mode %m')"
+    [[ -z "${found}" ]] || workspace::fail "is where others may have put files: ${found}" || return 1
     rm -rf -- "${folder}"
     cp --recursive --no-dereference --reflink=auto --preserve=mode,timestamps -- "${KIT_SNAPSHOT}/files" "${folder}" \
         || workspace::fail "cannot be copied to ${folder}" || return 1
     chmod --recursive u+w -- "${folder}"
     chmod 0700 -- "${folder}"
     workspace::differences "${folder}"
-    ((${#workspace_differ[@]} == 0)) || workspace::fail "has other contents than at the submit: ${workspace_differ[*]:0:5}"
+    ((${#workspace_differ[@]} == 0)) || workspace::fail "has other contents than at the submit: ${workspace_differ[*]:0:5}" || return 1
+    # sha256sum finds what is missing or differs. With as many files and links as the listing has, there is nothing else.
+    found="$(find "${folder}" ! -type d -printf '%y\n' | LC_ALL=C sort | uniq -c | tr -s ' \n' ' ')"
+    [[ "${found% }" == "$(workspace::listed)" ]] || workspace::fail "has files that were not submitted, or lacks some" || return 1
+}
+
+# Prints how many files and links the listing has, as `uniq -c` would.
+workspace::listed() {
+    awk '/^# link /{ links++ } !/^#/{ files++ } END { printf "%s%s", files ? " " files " f" : "", links ? " " links " l" : "" }' \
+        "${KIT_SNAPSHOT}/listing"
 }
 
 # Reports files that programs changed in the run's own copy. The next start continues with them.

@@ -113,6 +113,48 @@ def test_a_user_cannot_cancel_anothers_run(shared_lab: Lab, users: list[pwd.stru
     assert lab.wait_end(run)["JobState"] in {"CANCELLED", "FAILED"}
 
 
+def do_as(user: pwd.struct_passwd, script: str, *words: str) -> None:
+    """Run lines of bash as that user."""
+    ids = [f"--reuid={user.pw_uid}", f"--regid={user.pw_gid}", "--clear-groups"]
+    shell.run(["setpriv", *ids, "bash", "-ec", script, "-", *words])
+
+
+def test_c12_a_waiting_run_that_a_colleague_replaced_runs_nothing_of_it(
+    shared_lab: Lab, users: list[pwd.struct_passwd]
+) -> None:
+    """Its libraries ran as the owner of the job: the folder of runs is the project's, and has no sticky bit."""
+    (ada, bob), lab = users, shared_lab
+    done = kit(lab, ada, "submit", "--cluster", lab.cluster.name, "--no-container", "--set", 'slurm.extra=["--hold"]')
+    run = Path(done.stdout.splitlines()[0])
+    ran = lab.project / "ran"
+    script = 'cp -r "$1" "$1.mine"; mv "$1" "$1.hers"; mv "$1.mine" "$1"; echo "id -un >$2" >>"$1/lib/log.sh"; chmod -R a+rwX "$1"'
+    do_as(bob, script, str(run), str(ran))
+    lab.slurm("scontrol", "release", lab.job(run)["JobId"])
+    ended = lab.wait_end(run)
+    shutil.rmtree(run)
+    run.with_name(f"{run.name}.hers").rename(run)
+    assert (ended["ExitCode"], ran.exists()) == ("72:0", False)
+
+
+def test_c11_a_store_of_snapshots_that_a_colleague_made_is_refused(
+    shared_lab: Lab, users: list[pwd.struct_passwd]
+) -> None:
+    (ada, bob), lab = users, shared_lab
+    store = lab.project / "runs" / f".snapshots-{ada.pw_uid}"
+    kept = store.with_name("kept")
+    if store.exists():
+        store.rename(kept)
+    try:
+        do_as(bob, 'umask 0; mkdir -p "$1/objects" "$1/trees" "$1/index"', str(store))
+        done = kit(lab, ada, "submit", "--cluster", lab.cluster.name, "--no-container", check=False)
+    finally:
+        shutil.rmtree(store)
+        if kept.exists():
+            kept.rename(store)
+    assert done.returncode == 7
+    assert f"{store} belongs to {bob.pw_name} ({bob.pw_uid}), not to you" in done.stderr
+
+
 @dataclass(frozen=True)
 class Image:
     """A locked image in a store that the group may write. right, wrong: its bytes, and the same with one bit flipped."""

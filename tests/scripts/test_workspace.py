@@ -176,3 +176,29 @@ def test_a_tree_without_its_files_or_its_listing_is_mended(taken: Taken) -> None
     (tree / "listing").unlink()
     assert taken.put() == tree
     assert taken.prepare(tree)[-1] == "code 0"
+
+
+def test_c11_a_file_that_the_listing_lacks_is_not_copied_into_a_run(taken: Taken) -> None:
+    """It would be imported before the module of that name, such as getpass.py."""
+    tree = taken.put()
+    (tree / "files/getpass.py").write_text("")
+    said = taken.prepare(tree)
+    assert said[-1] == "code 1"
+    assert "files that were not submitted" in said[0]
+    assert not list(taken.copy.iterdir())
+
+
+def test_c11_a_link_that_the_listing_lacks_is_not_copied_into_a_run(taken: Taken) -> None:
+    tree = taken.put()
+    (tree / "files/link").unlink()
+    (tree / "files/getpass.py").symlink_to("train.py")
+    (tree / "files/other").symlink_to("train.py")
+    assert taken.prepare(tree)[-1] == "code 1"
+
+
+def test_c11_a_store_that_others_may_write_is_not_copied(taken: Taken) -> None:
+    tree = taken.put()
+    taken.store.root.chmod(0o770)
+    said = taken.prepare(tree)
+    assert said[-1] == "code 1"
+    assert "is where others may have put files" in said[0]

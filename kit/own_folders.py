@@ -1,0 +1,61 @@
+"""Folders that belong to their maker alone, whatever the umask, a setgid bit or default ACLs of the folder above say.
+
+mkdir(2) and mkdtemp(3) apply no umask in a folder with a default ACL: a new folder there takes the entries of all users that the
+ACL names, and hands them on to what is made in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pwd
+import stat
+from pathlib import Path
+
+# Linux's names of a file's ACL and of the one that a folder hands on (acl(5), xattr(7)).
+_ACLS = ("system.posix_acl_default", "system.posix_acl_access")
+
+
+def take(folder: Path, mode: int) -> None:
+    """Give a folder of this user these bits, and no ACL. What is made in it afterwards follows the umask.
+
+    The group's s bit stays: the group may read what the folder's mode lets it read.
+    """
+    for name in _ACLS:
+        # A file system without ACLs, or a folder without one.
+        with contextlib.suppress(OSError):
+            os.removexattr(folder, name, follow_symlinks=False)
+    folder.chmod(mode | (folder.lstat().st_mode & stat.S_ISGID))
+
+
+def problem(folder: Path) -> str:
+    """Why another user could have put something into a folder: its owner, its bits, or that it is a link; empty for none."""
+    seen = folder.lstat()
+    if stat.S_ISLNK(seen.st_mode) or not stat.S_ISDIR(seen.st_mode):
+        return f"{folder} is not a folder of its own but a link or a file"
+    if seen.st_uid != os.geteuid():
+        return f"{folder} belongs to {user(seen.st_uid)}, not to you"
+    if seen.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        return f"{folder} has mode {stat.S_IMODE(seen.st_mode):o}: other users may have put files there"
+    return ""
+
+
+def replaceable_by(folder: Path) -> str:
+    """Who besides root and this user can rename what lies in a folder, and so put something else in its place; empty for nobody.
+
+    In a folder with the sticky bit, only the owner of the folder and that of the file can.
+    """
+    seen = folder.stat()
+    if seen.st_uid not in {0, os.geteuid()}:
+        return user(seen.st_uid)
+    if seen.st_mode & stat.S_ISVTX:
+        return ""
+    return "everybody" if seen.st_mode & stat.S_IWOTH else "its group" if seen.st_mode & stat.S_IWGRP else ""
+
+
+def user(uid: int) -> str:
+    """`ada (1001)`, or the number alone."""
+    try:
+        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
+    except KeyError:
+        return str(uid)

@@ -1,0 +1,181 @@
+"""What the kit makes in a folder that others may write is its maker's alone. C11, C12."""
+
+from __future__ import annotations
+
+import os
+import stat
+import struct
+from pathlib import Path
+
+import pytest
+
+from kit import own_folders, shell
+from kit.errors import RunError
+from kit.runs import folder
+from kit.snapshots import scan
+from kit.snapshots.store import Store
+from tests.support import make_site, plan_of, write_job
+
+NOBODY = 65534
+JOB = 'name = "digits"\nlauncher = "ddp"\n[resources]\nnodes = 2\ngpus_per_node = 2\n'
+
+
+def share_by_acl(path: Path) -> None:
+    """`setfacl -d -m u:NOBODY:rwX -m g::rwX`: as acl_ea_header of Linux has it, version 2 and (tag, bits, id) for each entry."""
+    every = (0x01, 7, -1), (0x02, 7, NOBODY), (0x04, 7, -1), (0x10, 7, -1), (0x20, 5, -1)
+    value = struct.pack("<I", 2) + b"".join(struct.pack("<HHi", *one) for one in every)
+    try:
+        os.setxattr(path, "system.posix_acl_default", value)
+    except OSError as error:
+        pytest.skip(f"no ACLs on this file system: {error}")
+
+
+def test_c12_a_run_folder_takes_no_default_acl(tmp_path: Path) -> None:
+    """The umask does not count below a default ACL: lib/ and state/ could be written by whoever it names."""
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    share_by_acl(runs)
+    with folder.whole(runs / "run") as partial:
+        (partial / "lib").mkdir()
+        (partial / "state/deep").mkdir(parents=True)
+    made = [runs / "run", *(path for path in (runs / "run").rglob("*") if path.is_dir())]
+    assert [(path.name, stat.S_IMODE(path.stat().st_mode)) for path in made if path.stat().st_mode & 0o022] == []
+    assert [path.name for path in made if any("posix_acl" in name for name in os.listxattr(path))] == []
+
+
+@pytest.mark.parametrize("mask", [0, 0o002])
+def test_c19_the_umask_opens_no_run_folder(tmp_path: Path, mask: int) -> None:
+    before = os.umask(mask)
+    try:
+        with folder.whole(tmp_path / "run") as partial:
+            (partial / "logs").mkdir()
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o022 for path in (tmp_path / "run", tmp_path / "run/logs")] == [0, 0]
+
+
+def test_c12_a_shared_folder_of_runs_gets_the_sticky_bit_from_its_owner(tmp_path: Path) -> None:
+    """Without it, each who may write the folder may rename a waiting run, and put his own in its place."""
+    tmp_path.chmod(0o2775)
+    assert own_folders.replaceable_by(tmp_path) == "its group"
+    with folder.whole(tmp_path / "run"):
+        pass
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o3775
+    assert own_folders.replaceable_by(tmp_path) == ""
+
+
+def test_a_folder_of_one_user_keeps_its_bits(tmp_path: Path) -> None:
+    tmp_path.chmod(0o755)
+    with folder.whole(tmp_path / "run"):
+        pass
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+
+
+def _chown(root: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(root, NOBODY, NOBODY)
+
+
+def _link(root: Path) -> None:
+    root.rename(root.with_name("elsewhere"))
+    root.symlink_to(root.with_name("elsewhere"))
+
+
+@pytest.mark.parametrize("squat", [lambda root: root.chmod(0o777), lambda root: root.chmod(0o770), _chown, _link])
+def test_c11_a_store_that_another_user_may_have_made_is_not_used(tmp_path: Path, squat: object) -> None:
+    """Its trees had a file more than their listings, which ran with the next job."""
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/train.py").write_text("one\n")
+    store = Store(tmp_path / ".snapshots-7")
+    store.root.mkdir()
+    squat(store.root)  # type: ignore[operator]
+    with pytest.raises(RunError, match="no run takes its files from there"):
+        store.put(scan.scan(tmp_path / "job", index=tmp_path / "index", asked_by="job.toml"))
+    assert not (store.root / "trees").exists()
+
+
+def test_c11_a_new_store_is_closed_to_others_below_a_default_acl(tmp_path: Path) -> None:
+    share_by_acl(tmp_path)
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job/train.py").write_text("one\n")
+    store = Store(tmp_path / "runs/.snapshots-7")
+    store.put(scan.scan(tmp_path / "job", index=store.index(tmp_path / "job"), asked_by="job.toml"))
+    assert stat.S_IMODE(store.root.stat().st_mode) == 0o700
+
+
+# ---- the batch script checks what it is about to run ----
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run folder as a submit writes it."""
+    run = tmp_path / "runs" / "digits-1"
+    with folder.whole(run) as partial:
+        plan = plan_of(write_job(tmp_path, JOB), site=make_site(run_dir=run))
+        folder.write_files(plan, partial)
+        for name in plan.folders:
+            (partial / name).mkdir(parents=True, exist_ok=True)
+    return run
+
+
+def batch(run_dir: Path) -> tuple[int, str]:
+    """Without a job, a script whose folder is sound says that it needs one, with 2. Its own text is Slurm's copy."""
+    kept = run_dir.parent.parent / "slurm_script"
+    if not kept.exists():
+        kept.write_text((run_dir / "batch.sh").read_text())
+    done = shell.run(["bash", str(kept)], env={"PATH": os.environ["PATH"]}, check=False)
+    return done.returncode, done.stderr
+
+
+def test_a_run_folder_as_it_was_submitted_is_run(run_dir: Path) -> None:
+    assert batch(run_dir)[0] == 2
+    # What Python makes of a module is not of the run folder.
+    (run_dir / "lib/__pycache__").mkdir()
+    (run_dir / "lib/__pycache__/kit_rank.pyc").touch()
+    (run_dir / "bin/py-spy").symlink_to("/bin/true")
+    assert batch(run_dir)[0] == 2
+
+
+def _append(run: Path) -> None:
+    with (run / "lib/log.sh").open("a") as library:
+        library.write(f"touch {run.parent}/ran\n")
+
+
+def _swap(run: Path) -> None:
+    """As swap.sh of another user does in a folder of runs without the sticky bit."""
+    run.rename(run.with_name(".moved"))
+    shell.run(["cp", "-r", str(run.with_name(".moved")), str(run)])
+    _append(run)
+
+
+def _link_lib(run: Path) -> None:
+    (run / "lib").rename(run / "lib.old")
+    (run / "lib").symlink_to("lib.old")
+
+
+def _give(run: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    os.chown(run / "state", NOBODY, NOBODY)
+
+
+CHANGES = {
+    "a library": _append,
+    "the whole folder": _swap,
+    "a file more": lambda run: (run / "lib/more.sh").write_text(f"touch {run.parent}/ran\n"),
+    "a program": lambda run: (run / "bin/checked.sh").unlink(),
+    "the group may write": lambda run: (run / "lib").chmod(0o775),
+    "all may write the state": lambda run: (run / "state").chmod(0o777),
+    "a link": _link_lib,
+    "another owner": _give,
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_c12_nothing_of_a_changed_run_folder_is_run(run_dir: Path, change: str) -> None:
+    assert batch(run_dir)[0] == 2
+    CHANGES[change](run_dir)
+    code, said = batch(run_dir)
+    assert (code, (run_dir.parent / "ran").exists()) == (72, False)
+    assert "the run folder is not what was submitted" in said
