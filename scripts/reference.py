@@ -383,6 +383,7 @@ def _rules() -> str:
             *(rule for rule, _ in stall_cause_rules.RULES),
             stall_cause_rules.SHAPE,
             stall_cause_rules.UNREACHABLE,
+            stall_cause_rules.UNANSWERED,
             stall_cause_rules.CLOCK,
         ),
         "Frameworks": (*framework_rules.ALL, framework_rules.MEGATRON),

@@ -74,9 +74,11 @@ def _rows(one: Status) -> list[tuple[object, ...]]:
     found = progress.stall(ranks) if one.state == "RUNNING" else None
     slow = progress.straggler(ranks)
 
+    stalled, culprits = (set(found.stalled), set(found.culprits)) if found else (set(), set())
+
     def mark(rank: Rank) -> str:
-        if found is not None and rank in found.stalled:
-            return _BLAMED if rank in found.culprits else "stands still"
+        if rank in stalled:
+            return _BLAMED if rank in culprits else "stands still"
         return f"{_BLAMED}, {slow[1]:.0%} of a step" if slow and slow[0] == rank else ""
 
     def row(r: Rank) -> tuple[object, ...]:

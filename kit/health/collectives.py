@@ -61,12 +61,12 @@ def odd(ranks: Sequence[Sequence[Collective]]) -> Odd | None:
 
     If there are none, find ranks that made fewer calls. None if fewer than two ranks have calls, or if no rank differs.
     """
-    for group in dict.fromkeys(one.group for rank in ranks for one in rank):
-        said = {
-            place: {c.number: c for c in rank if c.group == group}
-            for place, rank in enumerate(ranks)
-            if any(c.group == group for c in rank)
-        }
+    # By group, and then by place: with the groups of a wide job, a look at all calls for each of them would take minutes.
+    groups: dict[str, dict[int, dict[int, Collective]]] = {}
+    for place, rank in enumerate(ranks):
+        for one in rank:
+            groups.setdefault(one.group, {}).setdefault(place, {})[one.number] = one
+    for said in groups.values():
         if len(said) >= 2 and (found := _different_call(said) or _behind(said)):
             return found
     return None

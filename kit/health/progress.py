@@ -22,7 +22,7 @@ _FILE = re.compile(r"slurm-(?P<job>\d+)\.(?P<node>.+)\.progress")
 SLOW = frozenset({"start", "rendezvous", "compile", "save", "evaluate"})
 _SLOW_S, _LEAST_S, _USUAL_FACTOR, _SLOW_STEPS, _LONGEST_FACTOR = 600.0, 8.0, 3.0, 10.0, 2.0
 # rank.sh reports this phase when its program has ended.
-_ENDED = "end"
+ENDED = "end"
 # A straggler's own work is longer than the median of its role by a tenth of a step, and by at least this many seconds.
 _STRAGGLER_SHARE, _STRAGGLER_S = 0.1, 0.01
 # The collector looks every 2 s and writes at least every 30 s.
@@ -199,8 +199,8 @@ def usual(ranks: Sequence[Rank]) -> float | None:
 def stall(ranks: Sequence[Rank]) -> Stall | None:
     """The ranks that stand still, and which of them the others wait for. Of several roles, the first with such ranks."""
     # After one rank of a role has ended, the others may still write for a longer time.
-    over = {one.role for one in ranks if one.phase == _ENDED}
-    ranks = [one for one in ranks if one.phase != _ENDED]
+    over = {one.role for one in ranks if one.phase == ENDED}
+    ranks = [one for one in ranks if one.phase != ENDED]
     for role in dict.fromkeys(one.role for one in ranks):
         mine = [one for one in ranks if one.role == role]
         between, longest = usual(mine), max(one.longest for one in mine)
@@ -211,7 +211,8 @@ def stall(ranks: Sequence[Rank]) -> Stall | None:
             if o.idle > (_limit_after_an_end(between) if role in over else _limit_of(o, between, longest))
         ]
         # Ranks that wait, at the next step or the end of a save, may wait for a rank that is saving within its time limit.
-        held = any(one.phase in SLOW and one not in past for one in mine)
+        late = set(past)
+        held = any(one.phase in SLOW and one not in late for one in mine)
         still = [one for one in past if not (held and one.phase in _WAITING | SLOW and not _silent(one))]
         # A killed collector reports nothing about its ranks. They count as stalled only if ranks of other nodes stand still.
         if any(not _silent(one) for one in still):
@@ -244,7 +245,7 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
     """
     worst: tuple[Rank, float] | None = None
     for role in dict.fromkeys(one.role for one in ranks):
-        mine = [one for one in ranks if one.role == role and one.every and one.phase != _ENDED]
+        mine = [one for one in ranks if one.role == role and one.every and one.phase != ENDED]
         if len(mine) < 2 or not any(one.waited for one in mine):
             continue
         slowest = max(mine, key=lambda one: one.took - one.waited)
@@ -276,9 +277,8 @@ def _judged(mine: Sequence[Rank], still: Sequence[Rank], most: float) -> Stall:
         busy = [one for one in behind if one.phase not in _WAITING] or behind
         return Stall(rule=STALLS["stalled-behind"], culprits=tuple(busy), stalled=tuple(still), limit=most)
     elsewhere = [one for one in still if one.phase not in _WAITING]
-    elsewhere = elsewhere or [
-        one for one in still if one.phase == "compute" and any(o.phase == "communicate" for o in mine)
-    ]
+    if not elsewhere and any(one.phase == "communicate" for one in mine):
+        elsewhere = [one for one in still if one.phase == "compute"]
     if elsewhere and len(elsewhere) < len(mine):
         return Stall(rule=STALLS["stalled-phase"], culprits=tuple(elsewhere), stalled=tuple(still), limit=most)
     return Stall(rule=STALLS["stalled-together"], culprits=(), stalled=tuple(still), limit=most)

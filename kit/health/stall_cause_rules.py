@@ -201,6 +201,14 @@ UNREACHABLE = Rule(
     advice="the node, or its network, is gone: Slurm gives it up after SlurmdTimeout; leave it out",
     next=WITHOUT_NODE,
 )
+UNANSWERED = Rule(
+    id="stall-unanswered",
+    verdict=AGAIN,
+    pattern="",
+    says="why it stands still is unknown: {silent} nodes gave no evidence when it was gathered, and {answered} did",
+    advice="so many nodes are rarely ill at once: Slurm may have started no step on them in time; ask again for stacks",
+    next="kit stacks {run}",
+)
 DOWN = Rule(
     id="role-down",
     verdict=AGAIN,

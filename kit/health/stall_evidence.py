@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import islice
 from pathlib import Path, PurePosixPath
 
 from kit import untrusted_files
@@ -13,7 +14,9 @@ from kit.health import collectives
 from kit.health.collectives import Collective
 
 _MOST_BYTES = 128 << 10
-_MOST_RANKS = 1024
+# Of more ranks, or more bytes in all, the rest is not read. Whoever is not read has not been silent: see GatheredEvidence.
+_MOST_RANKS, _MOST_BYTES_READ = 16384, 256 << 20
+_NAMED = re.compile(r"(?:rank-(?P<rank>\d{1,9})|node-(?P<node>.+))\.txt")
 _SECTION = re.compile(r"^== (?P<name>[a-z ]+)$")
 # Frames in faulthandler's form, and in py-spy's form.
 _FRAMES = (
@@ -76,21 +79,19 @@ class RankEvidence:
     lines: tuple[str, ...]
 
     @cached_property
-    def sections(self) -> dict[str, list[tuple[int, str]]]:
-        """Numbered lines by section."""
-        found: dict[str, list[tuple[int, str]]] = {}
-        name = ""
-        for number, line in enumerate(self.lines, start=1):
-            if section := _SECTION.match(line):
-                name = section["name"]
-            else:
-                found.setdefault(name, []).append((number, line))
-        return found
+    def _sections(self) -> dict[str, tuple[int, int]]:
+        """The places of each section's first line, and after its last."""
+        begins = [(place, found["name"]) for place, line in enumerate(self.lines) if (found := _SECTION.match(line))]
+        ends = [place for place, _ in begins[1:]] + [len(self.lines)]
+        return {name: (place + 1, end) for (place, name), end in zip(begins, ends, strict=True)}
+
+    def section(self, name: str) -> Iterator[tuple[int, str]]:
+        """The numbered lines of a section; none where the file has no such section."""
+        first, end = self._sections.get(name, (0, 0))
+        return enumerate(self.lines[first:end], start=first + 1)
 
     def _fact(self, name: str) -> str:
-        return next(
-            (line.partition(" ")[2] for _, line in self.sections.get("rank", ()) if line.partition(" ")[0] == name), ""
-        )
+        return next((line.partition(" ")[2] for _, line in self.section("rank") if line.partition(" ")[0] == name), "")
 
     @property
     def role(self) -> str:
@@ -118,7 +119,7 @@ class RankEvidence:
     def processes(self) -> list[Process]:
         """The rank's processes, its own first."""
         found = []
-        for number, line in self.sections.get("processes", ()):
+        for number, line in self.section("processes"):
             words = line.split(" ", 4)
             if len(words) >= 4 and words[0].isdecimal() and words[2].lstrip("-").isdecimal():
                 found.append(Process(int(words[0]), words[1], int(words[2]), words[3], "".join(words[4:]), number))
@@ -128,7 +129,7 @@ class RankEvidence:
     def stack(self) -> list[Frame]:
         """The stack of the main thread of the rank's own process, the innermost frame first."""
         process, inside, frames = "", False, list[Frame]()
-        for number, line in self.sections.get("stacks", ()):
+        for number, line in self.section("stacks"):
             if found := _PROCESS.match(line):
                 if process and frames:
                     break
@@ -144,17 +145,17 @@ class RankEvidence:
     @cached_property
     def calls(self) -> list[Collective]:
         """Its last collectives, from torch's flight recorder."""
-        return collectives.parse(self.sections.get("recorder", ()))
+        return collectives.parse(self.section("recorder"))
 
     @property
     def holds(self) -> int:
         """The line which shows that one of its threads holds the GIL; 0 if none does."""
-        silent = (number for number, line in self.sections.get("recorder", ()) if _NO_ANSWER.match(line))
+        silent = (number for number, line in self.section("recorder") if _NO_ANSWER.match(line))
         return next(silent, 0) or self._main_holds_gil()
 
     def _main_holds_gil(self) -> int:
         process = ""
-        for number, line in self.sections.get("stacks", ()):
+        for number, line in self.section("stacks"):
             if found := _PROCESS.match(line):
                 process = found["pid"]
             elif _NO_ANSWER.match(line) or (_HOLDS_GIL.match(line) and _is_main(line, process)):
@@ -174,7 +175,7 @@ class RankEvidence:
 
     def opened(self) -> Iterator[tuple[int, str]]:
         """Open files of its processes that it may be reading or writing, with the number of the line that names each."""
-        for number, line in self.sections.get("files", ()):
+        for number, line in self.section("files"):
             path = line.partition(" ")[2]
             if path.startswith("/") and not _COMMON_FILES.search(path):
                 yield number, path
@@ -193,13 +194,53 @@ def _frame(line: str, at: int) -> Frame | None:
     return None
 
 
-def read(run_dir: Path, folder: Path) -> list[RankEvidence]:
-    """The evidence of all ranks, by role and rank; at most 1024."""
-    found = []
-    for path in sorted(folder.glob("**/rank-*.txt"))[:_MOST_RANKS]:
+@dataclass(frozen=True, kw_only=True)
+class GatheredEvidence:
+    """What the nodes wrote at one alarm.
+
+    ranks: what was read of it, by role and rank. answered: role and number of every rank that gave something. nodes: those that
+    did.
+    """
+
+    ranks: tuple[RankEvidence, ...]
+    answered: frozenset[tuple[str, int]]
+    nodes: frozenset[str]
+
+
+def read(run_dir: Path, folder: Path, *, first: tuple[str, str] = ("", "")) -> GatheredEvidence:
+    """Read the evidence in `folder`. first: the role and rank to begin with, in case that not all can be read."""
+    places, nodes = list[tuple[str, int, Path]](), set[str]()
+    for path in folder.glob("**/*.txt"):
+        role = path.parent.relative_to(folder).as_posix().removeprefix(".")
+        named = _NAMED.fullmatch(path.name)
+        if named and named["node"] and not role:
+            nodes.add(named["node"])
+        elif path.name.startswith("rank-"):
+            places.append((role, int(named["rank"]) if named else -1, path))
+    places.sort(key=lambda place: ((place[0], str(place[1])) != first, *place))
+    ranks = sorted(_read(run_dir, [path for _, _, path in places]), key=lambda one: (one.role, one.rank))
+    answered = {(role, rank) for role, rank, _ in places} | {(one.role, one.rank) for one in ranks}
+    return GatheredEvidence(
+        ranks=tuple(ranks), answered=frozenset(answered), nodes=frozenset(nodes | {one.node for one in ranks})
+    )
+
+
+def _read(run_dir: Path, paths: Iterable[Path]) -> Iterator[RankEvidence]:
+    # Most lines are those of other ranks, too, and are kept once.
+    lines: dict[str, str] = {}
+    left = _MOST_BYTES_READ
+    for path in islice(paths, _MOST_RANKS):
         try:
-            text = untrusted_files.read_bytes(path, most=2 * _MOST_BYTES).decode(errors="replace")
+            content = untrusted_files.read_bytes(path, most=2 * _MOST_BYTES)
         except OSError:
             continue
-        found.append(RankEvidence(file=path.relative_to(run_dir).as_posix(), lines=tuple(text.split("\n"))))
-    return sorted((one for one in found if one.rank >= 0), key=lambda one: (one.role, one.rank))
+        left -= len(content)
+        if left < 0:
+            return
+        text = content.decode(errors="replace")
+        one = RankEvidence(
+            file=path.relative_to(run_dir).as_posix(),
+            lines=tuple(lines.setdefault(line, line) for line in text.split("\n")),
+        )
+        if one.rank >= 0:
+            yield one

@@ -17,8 +17,19 @@ from kit import untrusted_files
 from kit.health import collectives, progress, stall_evidence
 from kit.health.answer import RESUME, Answer, Evidence, Rule, filled
 from kit.health.run_record import Record, shown
-from kit.health.stall_cause_rules import CLOCK, DOWN, ORDER, RULES, SHAPE, UNREACHABLE, Cited, in_kernel, stopped
-from kit.health.stall_evidence import RankEvidence
+from kit.health.stall_cause_rules import (
+    CLOCK,
+    DOWN,
+    ORDER,
+    RULES,
+    SHAPE,
+    UNANSWERED,
+    UNREACHABLE,
+    Cited,
+    in_kernel,
+    stopped,
+)
+from kit.health.stall_evidence import GatheredEvidence, RankEvidence
 from kit.spec.run_paths import RunPaths
 
 # Exit code of stall_watch.sh: it ended the ranks because they stood still.
@@ -39,9 +50,9 @@ def live(record: Record) -> Answer | None:
     known = {**record.values, **progress.values(found, ranks)}
     cited = tuple(
         Evidence(file="monitor", line=0, text=f"{one.name}: step {one.step}, {one.phase}, for {one.idle:.0f} s")
-        for one in (*found.culprits, *[r for r in found.stalled if r not in found.culprits])[:_CITED]
+        for one in dict.fromkeys((*found.culprits[:_CITED], *found.stalled[: 2 * _CITED]))
     )
-    return _filled(found.rule, known, cited)
+    return _filled(found.rule, known, cited[:_CITED])
 
 
 def _down(record: Record, ranks: Sequence[progress.Rank], stall: dict[str, object] | None) -> Answer | None:
@@ -135,9 +146,10 @@ def _by_evidence(record: Record, event: dict[str, object]) -> Answer | None:
     """An answer from each rank's place at the alarm; None if the places do not explain it."""
     role, rank = str(event.get("role", "")), str(event.get("rank", ""))
     folder = RunPaths(record.run_dir).state / f"stall-{event.get('number')}"
-    every = stall_evidence.read(record.run_dir, folder)
-    ranks = [one for one in every if one.role == role]
-    if found := _unreachable(record, role, ranks, folder):
+    gathered = stall_evidence.read(record.run_dir, folder, first=(role, rank))
+    ranks = [one for one in gathered.ranks if one.role == role]
+    sick = any(_stopped_or_in_kernel(one) for one in ranks)
+    if not sick and (found := _unreachable(record, role, gathered, folder, UNREACHABLE)):
         return found
     if not any(stopped(one) or in_kernel(one) for one in ranks) and (found := _by_recorder(record, ranks)):
         return found
@@ -145,34 +157,40 @@ def _by_evidence(record: Record, event: dict[str, object]) -> Answer | None:
     culprits = _culprits(ranks, [] if nobody else [one for one in ranks if str(one.rank) == rank])
     if not any(_stopped_or_in_kernel(one) for one in culprits):
         # All of them may wait for another role, such as a lighthouse or an inference server.
-        culprits = [one for one in every if one.role != role and _stopped_or_in_kernel(one)] or culprits
-    waiting = [one for one in ranks if one not in culprits]
+        culprits = [one for one in gathered.ranks if one.role != role and _stopped_or_in_kernel(one)] or culprits
+    blamed = {id(one) for one in culprits}
+    waiting = [one for one in ranks if id(one) not in blamed]
     for rule, look in RULES:
         for one in culprits:
-            if cited := look(one):
+            if (cited := look(one)) and not (rule is ORDER and _is_where_the_others_are(one, waiting)):
                 known, shows = _describe(one, cited, len(culprits), waiting)
                 return _filled(rule, {**record.values, **known}, shows)
-    return None
+    return _unreachable(record, role, gathered, folder, UNANSWERED)
 
 
-def _unreachable(record: Record, role: str, ranks: Sequence[RankEvidence], folder: Path) -> Answer | None:
-    """A node without any evidence, while other ranks of the role gave some."""
-    if not ranks or not (folder / "complete").exists():
+def _unreachable(record: Record, role: str, gathered: GatheredEvidence, folder: Path, rule: Rule) -> Answer | None:
+    """Nodes without any evidence, while others of the role gave some: UNREACHABLE, or UNANSWERED where most nodes gave none.
+
+    A rank that has ended gives none, and a rank whose file was not read has answered.
+    """
+    if not gathered.answered or not (folder / "complete").exists():
         return None
-    reported = [o for o in _reported(record) if o.role == role]
-    answered = {one.node for one in ranks}
-    gone = [one for one in reported if one.node not in answered]
-    if not gone:
+    reported = [one for one in _reported(record) if one.role == role]
+    nodes = gathered.nodes | {one.node for one in reported if (role, one.rank) in gathered.answered}
+    gone = [one for one in reported if one.node not in nodes and one.phase != progress.ENDED]
+    silent = sorted({one.node for one in gone})
+    answered = len({one.node for one in reported} & nodes)
+    if not gone or (UNANSWERED if len(silent) > answered else UNREACHABLE) is not rule:
         return None
-    nodes = {one.node for one in gone}
-    known = {**record.values, "culprit": gone[0].name, "rank": gone[0].rank, "node": ", ".join(sorted(nodes))}
+    known = {**record.values, "culprit": gone[0].name, "rank": gone[0].rank, "node": ", ".join(silent)}
+    known |= {"others": sum(of == role for of, _ in gathered.answered), "silent": len(silent), "answered": answered}
     cited = [
         Evidence(
             file="monitor", line=0, text=f"{one.name}: step {one.step}, {one.phase}; no evidence came from {one.node}"
         )
-        for one in gone
+        for one in gone[:_CITED]
     ]
-    return _filled(UNREACHABLE, {**known, "others": len(ranks)}, tuple(cited[:_CITED]))
+    return _filled(rule, known, tuple(cited))
 
 
 def _by_recorder(record: Record, ranks: Sequence[RankEvidence]) -> Answer | None:
@@ -208,7 +226,7 @@ def _culprits(ranks: Sequence[RankEvidence], named: Sequence[RankEvidence]) -> l
         places = Counter(one.own.place for one in ranks if one.own)
         most = places.most_common(1)
         odd = [o for o in ranks if o.own and o.own.place != most[0][0]] if most and most[0][1] * 2 > len(ranks) else []
-    both = [one for one in odd if one in named]
+    both = [one for one in odd if any(one is other for other in named)]
     return sick or both or odd or list(named)
 
 
@@ -218,6 +236,12 @@ def _stopped_or_in_kernel(one: RankEvidence) -> bool:
 
 def _waits(one: RankEvidence) -> bool:
     return one.collective is not None or one.phase == "communicate"
+
+
+def _is_where_the_others_are(one: RankEvidence, waiting: Sequence[RankEvidence]) -> bool:
+    """Whether no other rank is known to be in another collective."""
+    own = one.collective.function if one.collective else ""
+    return {other.collective.function for other in waiting if other.collective} <= {own}
 
 
 def _describe(
