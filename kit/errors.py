@@ -9,6 +9,7 @@
     │   └── LockError        5   the image file is missing or is not the locked one
     ├── SlurmError           6   sbatch, squeue, the embedded cluster
     │   ├── JobRefusedError  6   sbatch does not take the job
+    │   ├── UnconfirmedError 6   whether Slurm has taken a job is not known
     │   └── NoAnswerError    8   Slurm did not answer for so long that a wait ended; the run continues
     ├── RunError             7   a run folder that is missing, unreadable or not what was asked for
     └── RunFailed            the run's own code   the run ended, and not with 0 (`kit submit --wait`)
@@ -88,6 +89,10 @@ class ToolError(KitError):
     exit_code = 4
 
 
+class TimedOutError(ToolError):
+    """A program exceeded its time limit."""
+
+
 class ImageError(KitError):
     """An image could not be built, imported, squashed, locked or stored; or it is missing or does not match its lock."""
 
@@ -110,6 +115,10 @@ class SlurmError(KitError):
 
 class JobRefusedError(SlurmError):
     """sbatch refuses the job as it is."""
+
+
+class UnconfirmedError(SlurmError):
+    """sbatch's answer does not tell whether Slurm has taken the job, or was lost."""
 
 
 class NoAnswerError(SlurmError):

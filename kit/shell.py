@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-from kit.errors import KitError, ToolError
+from kit.errors import KitError, TimedOutError, ToolError
 
 Argv = Sequence[str]
 Process = subprocess.Popen[bytes]
@@ -99,7 +99,7 @@ def run(
         except subprocess.TimeoutExpired as late:
             said = (late.stderr or b"").decode(errors="replace").strip().splitlines()
             last = f"; its last line: {said[-1]}" if said else ""
-            raise ToolError(f"{argv[0]}: no answer within {timeout:g} s: {' '.join(argv)}{last}") from None
+            raise TimedOutError(f"{argv[0]}: no answer within {timeout:g} s: {' '.join(argv)}{last}") from None
     done = Completed(
         argv=tuple(argv),
         returncode=process.returncode,

@@ -45,11 +45,11 @@ RunsDir = Annotated[
 def runs(runs_dir: RunsDir = None, as_json: Json = False) -> None:
     """List the runs of this project. The queue of each cluster is read once for all its runs."""
     from kit.cli.print_table import Column, show
-    from kit.cli.wait_and_follow import queue
+    from kit.cli.wait_and_follow import queue_for_display
     from kit.runs import find_runs, from_accounting, which_slurm
     from kit.runs import status as of
 
-    asked = queue()
+    asked = queue_for_display()
     found = of.of_facts(find_runs.find_all(folders(runs_dir)), queue=asked)
     if _found_again(found):
         found = of.of_facts(find_runs.find_all(folders(runs_dir)), queue=asked)
@@ -107,13 +107,13 @@ def _row(one: Status) -> tuple[object, ...]:
 
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False) -> None:
     """Show one run: state, nodes, exit code, image, run folder, last reported step, and last quorum of replica groups."""
-    from kit.cli.wait_and_follow import queue
+    from kit.cli.wait_and_follow import queue_for_display
     from kit.cli.why import first_line
     from kit.runs import from_accounting, metrics, resumed_from, run_facts, which_slurm
     from kit.runs import status as of
     from kit.spec.world_size_text import sizes_text
 
-    run_dir, asked = find_dir(run, runs_dir), queue()
+    run_dir, asked = find_dir(run, runs_dir), queue_for_display()
     found = of.of([run_dir], queue=asked)
     if _found_again(found):
         found = of.of([run_dir], queue=asked)

@@ -7,13 +7,14 @@ import fcntl
 import json
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from kit.runs.logs import Wanted
     from kit.runs.status import Queue, Status
+    from kit.slurm.client import JobId, QueuedJob
 
 
 # The largest pipe that an ordinary user may have: /proc/sys/fs/pipe-max-size, pipe(7).
@@ -135,6 +136,22 @@ def queue() -> Queue:
     from kit.runs import which_slurm
 
     return which_slurm.queue()
+
+
+def queue_for_display() -> Queue:
+    """The same for commands that only show: without an answer, the runs that have not ended are UNKNOWN, which is said once."""
+    from kit.errors import SlurmError
+
+    ask = queue()
+
+    def answer(name: str) -> Mapping[JobId, QueuedJob] | None:
+        try:
+            return ask(name)
+        except SlurmError as error:
+            _say(f"cluster {name}: {error.message}")
+            return None
+
+    return answer
 
 
 def _patient() -> Queue:

@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 def why(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False) -> None:
     """Explain how a run ended, or why it waits, and what to do next."""
     from kit.cli.runs import warn
-    from kit.cli.wait_and_follow import queue
+    from kit.cli.wait_and_follow import queue_for_display
     from kit.runs import from_accounting, which_slurm
     from kit.runs import status as of
 
-    found = of.of([find_dir(run, runs_dir)], queue=queue())
+    found = of.of([find_dir(run, runs_dir)], queue=queue_for_display())
     (one,) = from_accounting.add(found, ask=which_slurm.history(say=warn), every=True)
     answer = explain(one)
     if as_json:

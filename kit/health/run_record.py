@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit import safe_text, untrusted_files
 from kit.errors import RunError
-from kit.runs import resumed_from, run_facts
+from kit.runs import how_ended, resumed_from, run_facts
 from kit.runs.status import Status
 from kit.spec.run_paths import RunPaths
 
@@ -83,7 +83,7 @@ class Record:
     @cached_property
     def batch(self) -> Log:
         """The batch log since the last start of the batch script."""
-        return self.log(RunPaths(self.run_dir).batch_log).since(re.compile(r": job \d+ \(.*\), queued again \d+ times"))
+        return self.log(RunPaths(self.run_dir).batch_log).since(re.compile(how_ended.START))
 
     @cached_property
     def values(self) -> Mapping[str, object]:

@@ -27,16 +27,11 @@ from kit.health.answer import (
     filled,
 )
 from kit.health.run_record import Record, shown
+from kit.runs.how_ended import SLURM_ENDED
 from kit.runs.run_facts import UNREADABLE
 from kit.spec.run_paths import RunPaths
 
 _EVENTS = "state/events.jsonl"
-# The line that Slurm writes into a job's output when it ends the job. Slurm 26.05 writes `DUE to SIGNAL Terminated` for a plain
-# scancel.
-_SLURM_ENDED = (
-    r"\*\*\* (?:JOB|STEP) \S+ ON \S+ CANCELLED AT \S+"
-    r"(?: DUE TO (?P<why>[A-Z ]+?)| DUE to SIGNAL [^*]+?)?(?:,| \*\*\*)"
-)
 
 # What templates/lib/retry.sh records of a preempted job whose ranks ended with 0: 128 + SIGTERM.
 _DOUBTED = 143
@@ -139,7 +134,7 @@ def _why_requeued(record: Record) -> tuple[str, tuple[Evidence, ...]]:
     Slurm writes a line for each start that it ends, also where the batch script asked for the requeue. When a node is lost, Slurm
     ends the ranks of the other nodes, and what these ended with says nothing.
     """
-    ended = cite(record, _SLURM_ENDED)
+    ended = cite(record, SLURM_ENDED)
     if ended and "DUE TO NODE FAILURE" in ended[0].text:
         return "the loss of a node", ended
     code = record.events[-1].get("exit_code")
@@ -341,7 +336,7 @@ def _slurms_line(record: Record) -> _SlurmsLine:
     tasks: list[Path] = sorted(logs.glob("**/task-*.log"))[:8]
     for log in [record.batch, *map(record.log, tasks)]:
         for place, line in enumerate(log.lines):
-            if (found := re.search(_SLURM_ENDED, line)) and ("JOB" in found[0] or found["why"]):
+            if (found := re.search(SLURM_ENDED, line)) and ("JOB" in found[0] or found["why"]):
                 evidence = Evidence(file=log.name, line=log.number(place), text=shown(line))
                 return _SlurmsLine(evidence=(evidence,), why=found["why"] or "")
     return _SlurmsLine(evidence=(), why="")

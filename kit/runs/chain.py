@@ -14,7 +14,7 @@ from kit.errors import ConfigError, Fault, SlurmError
 from kit.planning.plan import Plan, PlanFile
 from kit.planning.sbatch_header import header
 from kit.render import render
-from kit.runs import atomic_write
+from kit.runs import atomic_write, submission
 from kit.slurm import client
 from kit.spec.run_paths import RunPaths
 
@@ -45,7 +45,9 @@ def send(plan: Plan, first: int, *, env: Mapping[str, str]) -> tuple[int, ...]:
         for _ in range(plan.job.chain.times - 1):
             before = ":".join(map(str, sent))
             options = ["--kill-on-invalid-dep=yes", f"--dependency=afternotok:{before}"]
-            sent.append(client.submit(["sbatch", "--parsable", *options, str(plan.run_dir / LINK)], env=env))
+            argv = ["sbatch", "--parsable", *options, str(plan.run_dir / LINK)]
+            note = RunPaths(plan.run_dir).submission
+            sent.append(submission.submit(argv, env=env, note=note, earlier=sent))
         atomic_write.write(RunPaths(plan.run_dir).state / "links", "".join(f"{job_id}\n" for job_id in sent))
     except BaseException:
         cancel(sent, env=env)

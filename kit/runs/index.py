@@ -20,7 +20,7 @@ from kit.runs.run_facts import Facts
 from kit.runs.unmade_points import POINTS, Unmade
 
 # Version of the file's form and of the fields of Facts. With another number, everything is read again.
-_FORM = 1
+_FORM = 2
 # About 1,500 runs. Reading a larger index takes longer than importing the code that reads a manifest.
 _SMALL_BYTES = 1 << 20
 # The signature of a folder that may not be read.

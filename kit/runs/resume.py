@@ -9,10 +9,11 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
+from kit import hold_signals
 from kit.config import load_model
-from kit.errors import RunError
+from kit.errors import RunError, UnconfirmedError
 from kit.images import check_against_lock, sqshfile
-from kit.runs import output_folders, pair_relay, remote_clusters, secret, status
+from kit.runs import output_folders, pair_relay, remote_clusters, secret, status, submission
 from kit.runs.manifest import Manifest
 from kit.runs.status import Status
 from kit.slurm import client
@@ -31,6 +32,8 @@ def resume(one: Status, *, env: dict[str, str]) -> Manifest:
         raise RunError(
             f"run {record.run_id} is {one.state}: it has not ended", hint=f"'kit cancel {record.run_id}' ends it"
         )
+    if one.state == status.UNKNOWN and paths.submission.exists():
+        raise RunError(f"run {record.run_id}: {one.reason}", hint=f"kit resume {record.run_id}, once Slurm answers")
     if record.imported is not None:
         problem = f"run {record.run_id} was imported: its scripts name another machine's folders, and it has no checkpoints here"
         raise RunError(problem, hint=f"kit rerun {record.run_id}")
@@ -52,16 +55,27 @@ def resume(one: Status, *, env: dict[str, str]) -> Manifest:
         values[secret.RELAY_TOKEN] = pair_relay.token_for(record.partner)
     secret.remove(one.run_dir)
     secret.write(one.run_dir, values)
+    earlier = (*record.earlier_job_ids, *([record.job_id] if record.job_id is not None else []))
     try:
         pair_relay.start_again(one.run_dir, job, env=client.environment(env))
-        with output_folders.folders([paths.batch.read_text(encoding="utf-8")]):
-            job_id = client.submit(record.argv, env=client.environment(env, inherit=job.inherit))
-    except BaseException:
-        secret.remove(one.run_dir)
+        # When Slurm has accepted a job, its number is always recorded, even if the user interrupts.
+        with hold_signals.uninterrupted(), output_folders.folders([paths.batch.read_text(encoding="utf-8")]):
+            job_id = submission.submit(
+                record.argv,
+                env=client.environment(env, inherit=job.inherit),
+                note=paths.submission,
+                earlier=(*earlier, *record.links),
+            )
+            record = record.model_copy(update={"job_id": job_id, "earlier_job_ids": earlier})
+            record.write(paths.manifest)
+            paths.cancelled.unlink(missing_ok=True)
+            submission.confirmed(paths.submission)
+    except BaseException as error:
+        # Slurm may have the job, which needs them.
+        if record.job_id in {None, *earlier} and not isinstance(error, UnconfirmedError):
+            submission.confirmed(paths.submission)
+            secret.remove(one.run_dir)
         raise
-    earlier = (*record.earlier_job_ids, *([record.job_id] if record.job_id is not None else []))
-    record = record.model_copy(update={"job_id": job_id, "earlier_job_ids": earlier})
-    record.write(paths.manifest)
     return record
 
 

@@ -36,8 +36,8 @@ class Facts:
     image_name: None for a run without a container. slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the
     jobs whose batch script has begun, in order. workspace: the origin of its /workspace. tree: its snapshot's hash. rerun_of: the
     run that it repeats. partner: the run on the other cluster of a training over two clusters. nodes: those of the last start.
-    restarts: the highest recorded number. last_event, exit_code: of the batch script. imported: it ran elsewhere, and has no job
-    here.
+    restarts: the highest recorded number. last_event, exit_code: of the batch script. asked_to_end: its last start got
+    TERM. imported: it ran elsewhere, and has no job here.
     """
 
     run_id: str
@@ -64,6 +64,7 @@ class Facts:
     restarts: int = 0
     last_event: str = ""
     exit_code: int | None = None
+    asked_to_end: bool = False
 
     @property
     def job_id(self) -> JobId | None:
@@ -158,12 +159,14 @@ def _of_jobs(made: Manifest, recorded: list[dict[str, object]]) -> dict[str, Any
 def _of_events(recorded: list[dict[str, object]]) -> dict[str, Any]:
     starts = [e for e in recorded if e["event"] == "start"]
     last = recorded[-1] if recorded else {}
+    began = max((place for place, e in enumerate(recorded) if e["event"] == "start"), default=0)
     return {
         "started": tuple(number for e in starts if (number := _number(e.get("job_id"))) is not None),
         "nodes": str(starts[-1].get("nodes", "")) if starts else "",
         "restarts": max((_number(e.get("restart")) or 0 for e in starts), default=0),
         "last_event": str(last.get("event", "")),
         "exit_code": _number(last.get("exit_code")) if last.get("event") == "end" else None,
+        "asked_to_end": any(e["event"] == "signal" and e.get("name") == "TERM" for e in recorded[began:]),
     }
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.remote import run_folder_mirror as mirrors
-from kit.runs import foreign_runs, index, run_facts, unmade_points
+from kit.runs import foreign_runs, how_ended, index, open_submissions, run_facts, unmade_points
 from kit.runs.patient_queue import PatientQueue
 from kit.runs.run_facts import Facts
 from kit.slurm.accounting import Accounted
@@ -69,16 +69,18 @@ class Status:
         return read(RunPaths(self.run_dir).manifest)
 
 
-def of(run_dirs: Sequence[Path], *, queue: Queue) -> list[Status]:
-    """The status of some runs. `queue` is called once per cluster."""
+def of(run_dirs: Sequence[Path], *, queue: Queue, folder_first: bool = True) -> list[Status]:
+    """The status of some runs. `queue` is called once per cluster. folder_first: as in `of_facts`."""
     found = index.facts(run_dirs)
     elsewhere = {path for path, _ in found if mirrors.holding(path)}
     if not elsewhere:
-        return of_facts(found, queue=queue)
+        return of_facts(found, queue=queue, folder_first=folder_first)
     # For a cluster over ssh, this also updates the runs' records.
     answers = {name: queue(name) for name in dict.fromkeys(one.cluster for _, one in found if not one.problem)}
     again = [(path, run_facts.read(path) if path in elsewhere else one) for path, one in found]
-    return of_facts(again, queue=lambda name: answers[name] if name in answers else queue(name))
+    return of_facts(
+        again, queue=lambda name: answers[name] if name in answers else queue(name), folder_first=folder_first
+    )
 
 
 def of_record(run_dir: Path) -> Status:
@@ -91,11 +93,25 @@ def of_record(run_dir: Path) -> Status:
     )  # fmt: skip
 
 
-def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue) -> list[Status]:
-    """The same for runs whose facts were read already."""
-    queues = {name: queue(name) for name in dict.fromkeys(one.cluster for _, one in runs if not one.problem)}
-    found = [_newest(_status(path, one, queues.get(one.cluster, {})), queues) for path, one in runs]
+def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue, folder_first: bool = True) -> list[Status]:
+    """The same for runs whose facts were read already.
+
+    folder_first: runs that have closed their own record are answered from it, and Slurm is asked only about others. A submission
+    whose outcome was not known is settled first. While that is open, its run is UNKNOWN.
+    """
+    unsettled = open_submissions.settle(runs)
+    if unsettled:
+        runs = [(path, run_facts.read(path) if unsettled.get(path) == "" else one) for path, one in runs]
+    over = {path for path, one in runs if folder_first and path not in unsettled and how_ended.is_over(path, one)}
+    asked = dict.fromkeys(one.cluster for path, one in runs if not one.problem and path not in over)
+    queues = {name: queue(name) for name in asked}
+    found = [
+        _of_folder(path, one) if path in over else _newest(_status(path, one, queues.get(one.cluster, {})), queues)
+        for path, one in runs
+    ]
     found = _with_foreign(found)
+    if unsettled:
+        found = [_unconfirmed(one, unsettled.get(one.run_dir, "")) for one in found]
     for one in found:
         _clean(one)
     return found
@@ -127,6 +143,19 @@ def _asked_for(one: Status, answer: foreign_runs.ForeignJobs) -> Status:
     return now
 
 
+def _of_folder(run_dir: Path, one: Facts) -> Status:
+    """The status of a run that has ended, without Slurm."""
+    job_id: JobId | None = one.slurm_id if one.slurm_id is not None else one.job_id
+    return Status(
+        facts=one, run_dir=run_dir, job_id=job_id, state=how_ended.state(run_dir, one), exit_code=one.exit_code, nodes=one.nodes,
+        elapsed=how_ended.elapsed(run_dir) if one.exit_code else "", reason="", restarts=one.restarts,
+    )  # fmt: skip
+
+
+def _unconfirmed(one: Status, reason: str) -> Status:
+    return replace(one, state=UNKNOWN, reason=reason) if reason and not one.active else one
+
+
 def _newest(one: Status, queues: Mapping[str, Mapping[JobId, QueuedJob] | None]) -> Status:
     """The status from the run's present record, if Slurm says that it has ended and the record, read earlier, does not.
 
@@ -153,11 +182,12 @@ def wait(run_dir: Path, *, queue: Queue, on_poll: Callable[[Status], None]) -> S
     unsettled, sooner = 0.0, iter(_SOONER_S)
     while True:
         asked = time.monotonic()
-        (status,) = of([run_dir], queue=patient)
+        # Slurm too has to be done with the job, if it answers.
+        (status,) = of([run_dir], queue=patient, folder_first=False)
         on_poll(status)
         over = not status.active and status.state != UNKNOWN
         if over and (_is_complete(status) or unsettled >= _SETTLE_S):
-            return status
+            return _of_folder(run_dir, status.facts) if how_ended.is_over(run_dir, status.facts) else status
         pause = next(sooner, _ASK_S) if status.exit_code is not None else _ASK_S
         turn = _turn(status.facts)
         while time.monotonic() < asked + pause and _turn(run_facts.read(run_dir)) == turn:
@@ -231,11 +261,16 @@ def _job_of(one: Facts, queue: Mapping[JobId, QueuedJob]) -> JobId | None:
 
 
 def _was_cancelled(run_dir: Path, one: Facts) -> bool:
-    """Whether it was cancelled while it waited, and not submitted again since."""
+    """Whether its newest job was cancelled while it waited, and has not begun all the same. `kit resume` removes the mark."""
     try:
-        return unmade_points.cancelled(run_dir).stat().st_mtime >= one.submitted_at
+        cancelled = unmade_points.cancelled(run_dir).stat().st_mtime
     except OSError:
         return False
+    try:
+        begun = RunPaths(run_dir).events.stat().st_mtime
+    except OSError:
+        begun = 0.0
+    return cancelled >= max(one.submitted_at, begun)
 
 
 def _state(queued: QueuedJob | None, one: Facts, *, submitted: bool, run_dir: Path) -> str:
@@ -245,6 +280,9 @@ def _state(queued: QueuedJob | None, one: Facts, *, submitted: bool, run_dir: Pa
         # The mark of a preemption stays on a job that has gone back to the queue since, whatever its end. A batch script
         # that was itself preempted records no 0.
         return "COMPLETED" if queued.state == "PREEMPTED" and one.exit_code == 0 else queued.state
+    # A resumed run has the end of its earlier job. The cancel of the later one, which never began, counts.
+    if _was_cancelled(run_dir, one):
+        return "CANCELLED"
     if one.exit_code is not None:
-        return "COMPLETED" if one.exit_code == 0 else "FAILED"
-    return "CANCELLED" if _was_cancelled(run_dir, one) else "LOST" if submitted else "SUBMITTED"
+        return how_ended.state(run_dir, one)
+    return "LOST" if submitted else "SUBMITTED"

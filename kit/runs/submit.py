@@ -8,8 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from kit import hold_signals
-from kit.errors import LockError, SlurmError
-from kit.runs import chain, folder, manifest, output_folders, secret, workspace
+from kit.errors import LockError, SlurmError, UnconfirmedError
+from kit.runs import chain, folder, manifest, output_folders, secret, submission, workspace
 from kit.runs.prepare_run import Prepared
 from kit.slurm import client, embedded
 
@@ -51,6 +51,8 @@ def submit(
 ) -> manifest.Manifest:
     """Write the run folder and submit it. Nothing is left behind if the image does not match its lock, or if sbatch refuses.
 
+    UnconfirmedError if it is not known whether Slurm has taken the job; then the run folder stays.
+
     expected: called with Slurm's estimate of the start, before the job is in the queue; not for a cluster over ssh. ready:
     `make_ready` was called.
     """
@@ -72,10 +74,14 @@ def submit(
     try:
         # When Slurm has accepted a job, its number is always recorded in the folder, even if the user interrupts.
         with hold_signals.uninterrupted(), output_folders.folders([made.text_of("batch.sh")]):
-            job_id = client.submit(made.argv, env=prepared.env)
+            job_id = submission.submit(made.argv, env=prepared.env, note=paths.submission)
             links = chain.send(made, job_id, env=prepared.env)
             record = record.model_copy(update={"job_id": job_id, "links": links})
             record.write(paths.manifest)
+            submission.confirmed(paths.submission)
+    except UnconfirmedError:
+        # Slurm may have the job. The next command that looks at the run finds out, by the mark.
+        raise
     except BaseException:
         if record.job_id is None:
             folder.remove(made.run_dir)

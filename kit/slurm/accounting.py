@@ -73,6 +73,23 @@ def history(
     return {job_id: found for job_id, found in parse(done.stdout).items() if job_id in set(job_ids)}
 
 
+def marked(comment: str, *, since: float, env: Mapping[str, str]) -> list[int]:
+    """The user's jobs whose sbatch had this text in its options; none if accounting does not answer or is older than 21.08.
+
+    since: seconds since the epoch.
+    """
+    began = datetime.fromtimestamp(since - 60, UTC).strftime("%Y-%m-%dT%H:%M:%S")
+    argv = ["sacct", "--noheader", "--parsable2", "--allocations", f"--starttime={began}", "--format=JobID,SubmitLine"]
+    try:
+        done = run_local_or_ssh.run(
+            argv, env=run_local_or_ssh.with_variable(env, "TZ", "UTC"), timeout=_TIMEOUT_S, check=False
+        )
+    except ToolError:
+        return []
+    rows = (re.match(r"([1-9]\d{0,17})[^|]*\|(.*)", line, re.ASCII) for line in done.stdout.split("\n"))
+    return sorted({int(row[1]) for row in rows if row and comment in row[2]})
+
+
 def question(job_ids: Sequence[JobId]) -> tuple[str, ...]:
     """The argv that asks for jobs. With SLURM_TIME_FORMAT=%s, times are seconds since the epoch."""
     wanted = ",".join(map(str, job_ids[-_MOST_JOBS:]))

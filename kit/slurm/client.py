@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from kit.errors import JobRefusedError, SlurmError, ToolError
+from kit.errors import JobRefusedError, SlurmError, TimedOutError, ToolError, UnconfirmedError
 from kit.slurm import run_local_or_ssh, tolerant_reader
 from kit.slurm.tolerant_reader import MARK, is_number
 
@@ -39,8 +39,12 @@ JobId = int | str
 _TO_START = r"Job \d+ to start at (\d+) using \d+ processors on (?:nodes )?(\S+)(?: in partition (\S+))?"
 # Its output for a job with more nodes than the cluster has.
 _NO_NODES = "Requested node configuration is not available"
-# Messages of Slurm's commands when no controller answers, or none is configured.
-_NO_CONTROLLER = ("Unable to contact slurm controller", "Could not establish a configuration source")
+# Messages of Slurm's commands when there is no connection to a controller, or none is configured: then it got nothing.
+_NO_CONTROLLER = ("Unable to contact slurm controller (connect failure)", "Could not establish a configuration source")
+# Words in sbatch's message when the request was sent and its answer did not come (slurm_errno.c).
+_LOST_ANSWER = re.compile(
+    r"(?i)timed out|unable to contact|communication|connection|zero bytes|send/recv|receive|shutdown failure|transport"
+)
 _IN_SERVICE = frozenset({"idle", "allocated", "mixed", "completing", "planned", "reserved"})
 # sbatch repeats this, and does not end, while the controller holds as many jobs as MaxJobCount of slurm.conf allows. It counts each
 # task of an array, and each job that ended less than MinJobAge seconds ago.
@@ -78,18 +82,46 @@ def environment(extra: Mapping[str, str], *, inherit: Sequence[str] = ()) -> dic
 
 
 def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
-    """Run an `sbatch --parsable` argv and return the job id. SlurmError with sbatch's own message if it refuses."""
+    """Run an `sbatch --parsable` argv and return the job id. SlurmError with sbatch's own message if there is no job.
+
+    UnconfirmedError if the answer does not tell whether there is one: `kit.runs.submission` then looks for it.
+    """
     try:
         done = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False)
+    except TimedOutError as error:
+        raise UnconfirmedError(error.message, hint=_FULL if _NO_ROOM in error.message else "") from None
     except ToolError as error:
-        hint = _FULL if _NO_ROOM in error.message else error.hint or _WHERE
-        raise SlurmError(error.message, hint=hint) from None
-    if done.returncode != 0:
-        raise _refused(done.stderr)
+        raise SlurmError(error.message, hint=error.hint or _WHERE) from None
     numbers = numbers_in(done.stdout)
+    if done.returncode != 0:
+        if _LOST_ANSWER.search(done.stderr) and not any(words in done.stderr for words in _NO_CONTROLLER):
+            raise UnconfirmedError(f"sbatch: {_last_line(done.stderr)}")
+        raise _refused(done.stderr)
+    if len(numbers) == 1:
+        return numbers[0]
     if not numbers:
-        raise SlurmError(f"sbatch answered without a job id: {done.stdout!r}")
-    return numbers[-1]
+        raise UnconfirmedError(f"sbatch answered without a job id: {done.stdout!r}")
+    raise UnconfirmedError(f"sbatch answered with several job ids: {', '.join(map(str, numbers))}")
+
+
+def marked(comment: str, script: str, *, env: Mapping[str, str]) -> list[int]:
+    """The user's jobs that Slurm still knows and that have this text in their comment, or this batch script; an array counts once.
+
+    SlurmError if Slurm does not answer.
+    """
+    user = f"--user={run_local_or_ssh.uid(env)}"
+    argv = ["squeue", "--noheader", "--states=all", user, f"--format={MARK}%F|%o|%k"]
+    try:
+        text = tolerant_reader.ask(argv, env=env, timeout=_TIMEOUT_S)
+    except ToolError as error:
+        raise SlurmError(f"squeue could not be asked: {error.message}") from None
+    # A path may contain a `|`, too.
+    found = (
+        int(number)
+        for number, rest in tolerant_reader.rows(text, 2)
+        if is_number(number) and (comment in rest or rest.startswith(f"{script}|"))
+    )
+    return sorted(set(found))
 
 
 def numbers_in(text: str) -> list[int]:
@@ -180,9 +212,15 @@ def knows(job_id: JobId, *, env: Mapping[str, str]) -> bool:
 
 
 def scripts(*, env: Mapping[str, str]) -> dict[str, int]:
-    """The batch scripts of the user's jobs that Slurm still knows: path as given to sbatch -> job id, or the array's id."""
+    """The batch scripts of the user's jobs that Slurm still knows: path as given to sbatch -> job id, or the array's id.
+
+    SlurmError if Slurm does not answer.
+    """
     argv = ["squeue", "--noheader", "--states=all", f"--user={run_local_or_ssh.uid(env)}", f"--format={MARK}%F|%o"]
-    text = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False).stdout
+    try:
+        text = tolerant_reader.ask(argv, env=env, timeout=_TIMEOUT_S)
+    except ToolError as error:
+        raise SlurmError(f"squeue could not be asked: {error.message}") from None
     return {command: int(number) for number, command in tolerant_reader.rows(text, 2) if is_number(number) and command}
 
 
@@ -277,6 +315,10 @@ def has_pyxis(*, env: Mapping[str, str]) -> bool:
         )
     except ToolError:
         return False
+
+
+def _last_line(said: str) -> str:
+    return [line for line in said.splitlines() if line.strip()][-1].strip().removeprefix("sbatch: ")
 
 
 def _refused(said: str) -> SlurmError:

@@ -120,6 +120,11 @@ class RunPaths:
         return self.state / "events.jsonl"
 
     @property
+    def submission(self) -> Path:
+        """What is being submitted, with the mark in the job's comment; removed once the job's number is in the manifest."""
+        return self.state / "submission.json"
+
+    @property
     def cancelled(self) -> Path:
         """Written by `kit cancel` for a waiting job: Slurm forgets some of these at once, and no batch script will record the
         cancel.

@@ -97,6 +97,8 @@ def _find(name: str | None, folders: list[Path], *, queue: Queue) -> tuple[Cance
     if one.facts.problem:
         hint = f"'scancel {one.job_id}' cancels the job that its events name" if one.job_id else ""
         raise RunError(one.facts.problem, hint=hint)
+    if one.state == status.UNKNOWN and one.reason:
+        raise RunError(f"{run_dir.name}: {one.reason}", hint=f"kit cancel {run_dir.name}, once Slurm answers")
     if one.job_id is None:
         raise RunError(f"{run_dir.name}: it has no job", hint="it was not submitted")
     if not one.active:

@@ -6,8 +6,8 @@ import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 
-from kit.errors import RunError
-from kit.runs import unmade_points, which_slurm
+from kit.errors import RunError, SlurmError
+from kit.runs import submission, unmade_points, which_slurm
 from kit.runs.unmade_points import POINTS
 from kit.slurm import client
 from kit.sweeps.record import SentArray, SweepPaths, SweepRecord, read
@@ -37,10 +37,12 @@ def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
     if not which_slurm.is_up(record.cluster):
         return record
     paths = SweepPaths(folder)
-    scripts = {
-        str(Path(name).resolve()): number
-        for name, number in client.scripts(env=which_slurm.env_of(record.cluster)).items()
-    }
+    try:
+        known = client.scripts(env=which_slurm.env_of(record.cluster))
+    except SlurmError:
+        # Nothing is known of the arrays now; a later command asks again.
+        return record
+    scripts = {str(Path(name).resolve()): number for name, number in known.items()}
     found = []
     for number in arrays(paths, record):
         script = paths.arrays / str(number) / "batch.sh"
@@ -48,6 +50,7 @@ def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
         if job_id is not None:
             argv = ("sbatch", "--parsable", str(script))
             found.append(SentArray(number=number, job_id=job_id, members=_members(script.parent), argv=argv))
+            submission.confirmed(SweepPaths.submission(script.parent))
     if not found:
         return record
     # Imported here because it loads all the planning code.

@@ -93,6 +93,11 @@ class SweepPaths:
         """
         return self.root / "arrays"
 
+    @staticmethod
+    def submission(array: Path) -> Path:
+        """The note of an array's submission, in its folder; removed once the array's number is recorded."""
+        return array / "submission.json"
+
 
 def read(folder: Path) -> SweepRecord:
     """The record of a sweep; RunError if there is none, or if another version of the kit made it."""

@@ -8,9 +8,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kit.errors import SlurmError
+from kit import hold_signals
+from kit.errors import SlurmError, UnconfirmedError
 from kit.planning.plan import Plan
-from kit.runs import atomic_write, folder, link_py_spy, manifest, output_folders, secret, unmade_points, workspace
+from kit.runs import (
+    atomic_write,
+    folder,
+    link_py_spy,
+    manifest,
+    output_folders,
+    secret,
+    submission,
+    unmade_points,
+    workspace,
+)
 from kit.runs import submit as one_run
 from kit.runs.folder import Like
 from kit.runs.manifest import Manifest
@@ -18,7 +29,7 @@ from kit.runs.prepare_run import Prepared
 from kit.runs.unmade_points import MADE, ArrayPaths
 from kit.slurm import client
 from kit.spec.run_paths import RunPaths
-from kit.sweeps import point_templates
+from kit.sweeps import lost_arrays, point_templates
 from kit.sweeps.arrays import Array
 from kit.sweeps.expand import Point
 from kit.sweeps.point_templates import Template
@@ -54,12 +65,17 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
         write_arrays(arrays, prepared.folder, partial)
         unsent = unsent_record(prepared, now=now)
         unsent.write(at)
+    sent: list[SentArray] = []
     try:
-        sent = _send(arrays, prepared.first.env, after)
+        _send(arrays, prepared.first.env, after, sent)
+    except UnconfirmedError:
+        # The sweep stays. Whether Slurm has the array is found out by its script (lost_arrays.py).
+        note(unsent.model_copy(update={"arrays": tuple(sent)}), sent, prepared.folder)
+        raise
     except BaseException:
         folder.remove(prepared.folder)
         raise
-    record = unsent.model_copy(update={"arrays": sent})
+    record = unsent.model_copy(update={"arrays": tuple(sent)})
     note(record, sent, prepared.folder)
     return record
 
@@ -70,7 +86,9 @@ def resubmit(
     """Submit these points of a sweep in its own folder, again or for the first time. Their earlier output stays."""
     now = now or datetime.now(UTC)
     paths = SweepPaths(prepared.folder)
-    arrays = prepared.arrays(points, first=max((a.number for a in record.arrays), default=-1) + 1)
+    # An array without an answer of sbatch is in no record.
+    numbers = (*(a.number for a in record.arrays), *lost_arrays.arrays(paths, record))
+    arrays = prepared.arrays(points, first=max(numbers, default=-1) + 1)
     again = set(points)
     wanted = [p for p in prepared.points if p.index in again]
     require_ready(prepared)
@@ -81,15 +99,19 @@ def resubmit(
     ask(arrays, prepared.first.env, {})
     known = {p.index for p in record.points}
     new = [p for p in wanted if p.index not in known]
+    points_now = (*record.points, *map(recorded, sorted(new, key=lambda p: p.index)))
+    sent: list[SentArray] = []
     try:
         write_runs(prepared, wanted, prepared.folder, now=now)
         write_arrays(arrays, prepared.folder, prepared.folder)
-        sent = _send(arrays, prepared.first.env, {})
+        _send(arrays, prepared.first.env, {}, sent)
+    except UnconfirmedError:
+        note(record.model_copy(update={"points": points_now, "arrays": (*record.arrays, *sent)}), sent, prepared.folder)
+        raise
     except BaseException:
         for leftover in [*(a.folder for a in arrays), *(paths.point(p.index) for p in new)]:
             folder.remove(leftover)
         raise
-    points_now = (*record.points, *map(recorded, sorted(new, key=lambda p: p.index)))
     record = record.model_copy(update={"points": points_now, "arrays": (*record.arrays, *sent)})
     note(record, sent, prepared.folder)
     return record
@@ -189,21 +211,28 @@ def write_arrays(arrays: Sequence[Array], final: Path, root: Path) -> None:
             (into / str(task)).symlink_to(Path("../..") / SweepPaths(final).point(index).relative_to(final))
 
 
-def _send(arrays: Sequence[Array], env: dict[str, str], after: After) -> tuple[SentArray, ...]:
-    """Run one sbatch for each array. When one is refused, those before it are cancelled."""
-    sent: list[SentArray] = []
+def _send(arrays: Sequence[Array], env: dict[str, str], after: After, sent: list[SentArray]) -> None:
+    """Run one sbatch for each array, and add it to `sent`. When one is refused, those before it are cancelled.
+
+    UnconfirmedError if it is not known whether Slurm has taken an array: those before it stay, those after it are not submitted.
+    """
     try:
         with output_folders.folders(array.text for array in arrays):
             for array in arrays:
                 argv = ("sbatch", "--parsable", *after.get(array.number, ()), str(array.script))
-                job_id = client.submit(argv, env=env)
-                sent.append(SentArray(number=array.number, job_id=job_id, members=array.members, argv=argv))
+                note = SweepPaths.submission(array.folder)
+                # A Ctrl-C is delayed until the array is in the list, and then cancels it with the others.
+                with hold_signals.uninterrupted():
+                    job_id = submission.submit(argv, env=env, note=note)
+                    sent.append(SentArray(number=array.number, job_id=job_id, members=array.members, argv=argv))
+                    submission.confirmed(note)
+    except UnconfirmedError:
+        raise
     except BaseException:
         for earlier in sent:
             with contextlib.suppress(SlurmError):
                 client.cancel(earlier.job_id, env=env)
         raise
-    return tuple(sent)
 
 
 def note(record: SweepRecord, sent: Iterable[SentArray], root: Path) -> None:

@@ -60,11 +60,14 @@ send() {
     if mkdir -- "./$RUN/$RIGHT" 2>/dev/null; then
         said=$(kit_argv 2>&1 </dev/null)
         code=$?
-        number=$(printf '%s\n' "$said" | sed -n 's/^\([0-9][0-9]*\).*/\1/p' | tail -n 1)
+        # A site may print lines of its own.
+        number=$(printf '%s\n' "$said" | sed -n 's/^[[:blank:]]*\([1-9][0-9]*\)\(;[^[:blank:]]*\)\{0,1\}[[:blank:]]*$/\1/p' | sort -u)
+        # Two different numbers: only the queue tells which job is this run's.
+        case $number in *[!0-9]*) number="" ;; esac
         if [ "$code" -eq 0 ] && [ -n "$number" ]; then note; return; fi
         # A controller that answered too late may have accepted the job.
-        tries=1
-        ! slow "$said" || tries=10
+        tries=10
+        if [ "$code" -ne 0 ] && ! slow "$said"; then tries=1; fi
     else
         tries=20
         said='another submit of this run is under way, or was cut off'
@@ -87,7 +90,7 @@ send() {
 
 # Whether the output of sbatch means that the controller did not answer in time, and not that it refused.
 slow() {
-    printf '%s\n' "$1" | grep -q -i -e 'timed out' -e 'to contact' -e 'communication'
+    printf '%s\n' "$1" | grep -q -i -e 'timed out' -e 'to contact' -e 'communication' -e 'connection' -e 'zero bytes' -e 'send/recv' -e 'transport'
 }
 
 # Removes the traces of a submit that Slurm refused.
@@ -108,9 +111,9 @@ noted() {
 
 # Finds the job by the key in its comment, or by its script, which no site's rules rewrite.
 in_queue() {
-    jobs=$(squeue --noheader --states=all "--user=$KIT_UID" '--format=%F|%o|%k' 2>/dev/null) || return 1
+    jobs=$(squeue --noheader --states=all "--user=$KIT_UID" '--format=kit|%F|%o|%k' 2>/dev/null) || return 1
     printf '%s\n' "$jobs" | awk -F '|' -v "old=$OLD" -v "key=$KEY" -v "script=$RUNS/$RUN/$SCRIPT" \
-        '$1 + 0 > old + 0 && ($2 == script || $3 == key) { print $1; exit }'
+        '$1 ~ /kit$/ && $2 + 0 > old + 0 && ($3 == script || $4 == key) { print $2; exit }'
 }
 
 note() {
@@ -121,7 +124,7 @@ note() {
             [ "$KIND" != again ] || [ ! -f "./$RUN/$AGAIN" ] || from="./$RUN/$AGAIN"
             sed 's/^  "job_id": null\(,*\)$/  "job_id": '"$number"'\1/' "$from" >"./$RUN/.manifest.$$" \
                 && mv -f -- "./$RUN/.manifest.$$" "./$RUN/manifest.json"
-            [ "$KIND" != again ] || rm -f -- "./$RUN/$AGAIN"
+            [ "$KIND" != again ] || rm -f -- "./$RUN/$AGAIN" "./$RUN/state/cancelled"
             ;;
     esac
     result submitted "$number"
