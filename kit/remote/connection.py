@@ -8,7 +8,6 @@ checked.
 from __future__ import annotations
 
 import contextlib
-import gzip
 import os
 import re
 import secrets
@@ -40,6 +39,8 @@ _WAIT_S = 0.05
 # sun_path holds 108 bytes. ssh creates the socket under a temporary name that is 17 bytes longer: unix(7), ssh_config(5).
 _MOST_SOCKET_PATH = 88
 _SSH_FAILED = 255
+# Bytes to unpack at a time; how much larger than its packed form an answer of text may be. Deflate can reach 1032.
+_STEP, _MOST_TIMES = 4 << 20, 400
 
 
 # Read-only programs, which may run again after the connection broke.
@@ -206,8 +207,11 @@ class Connection:
             )
             raise ToolError(problem, hint=f"ssh {self.host} true")
         try:
-            plain = gzip.decompress(packed)
-        except (OSError, EOFError, zlib.error):
+            plain = _unpacked(packed)
+        except _BombError:
+            problem = f"cluster {self.name}: the answer of {self.host} unpacks to over {_MOST_TIMES} times its size"
+            raise ToolError(problem, hint=f"ssh {self.host} true") from None
+        except (EOFError, zlib.error):
             raise LineError(
                 f"cluster {self.name}: the connection to {self.host} broke before the answer was complete"
             ) from None
@@ -270,6 +274,26 @@ class Connection:
         alive = ["-o", f"ServerAliveInterval={_ALIVE_S}", "-o", f"ServerAliveCountMax={_ALIVE_TIMES}"]
         connect = ["-o", f"ConnectTimeout={max(1, round(self.timeout))}"]
         return [*none, *alive, *connect, "-o", "ControlMaster=auto", "-o", f"ControlPath={_sockets()}/%C"]
+
+
+class _BombError(Exception):
+    """An answer that no text packs to."""
+
+
+def _unpacked(packed: bytes) -> bytes:
+    """The content of a gzip file, in steps, so that a small answer cannot fill the memory. EOFError if it is incomplete."""
+    engine = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+    parts, size, rest = list[bytes](), 0, packed
+    while not engine.eof:
+        part = engine.decompress(rest, _STEP)
+        rest = engine.unconsumed_tail
+        if not part and not rest and not engine.eof:
+            raise EOFError
+        parts.append(part)
+        size += len(part)
+        if size > max(_STEP * 16, len(packed) * _MOST_TIMES):
+            raise _BombError
+    return b"".join(parts)
 
 
 def _joined(body: bytes, data: Iterable[bytes]) -> Iterable[bytes]:

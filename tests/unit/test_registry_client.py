@@ -1,0 +1,220 @@
+"""The login of a registry goes to this registry, and its answers are read up to a limit. The servers are on 127.0.0.x."""
+
+from __future__ import annotations
+
+import base64
+import gzip
+import json
+import threading
+import tracemalloc
+import zlib
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from kit.errors import ImageError, ToolError
+from kit.images import image_reference
+from kit.images.registry_client import CannotAskError, Client
+from kit.remote import connection
+from kit.remote.connection import Connection
+from kit.shell import Exchanged
+from kit.spec.cluster import SshRules
+
+BLOB = f"sha256:{'0' * 64}"
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+class Server:
+    """A server on one address of this machine, and the requests that it got: path and Authorization."""
+
+    def __init__(self, address: str, answer: Answer) -> None:
+        self.seen: list[tuple[str, str | None]] = []
+        seen = self.seen
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def do_GET(self) -> None:
+                seen.append((self.path, self.headers.get("Authorization")))
+                answer(self)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self.server = ThreadingHTTPServer((address, 0), Handler)
+        self.server.daemon_threads = True
+        self.host = f"{address}:{self.server.server_address[1]}"
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+
+
+def says(code: int, body: bytes = b"", **headers: str) -> Answer:
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(code)
+        for name, value in {**headers, "Content-Length": str(len(body))}.items():
+            handler.send_header(name.replace("_", "-"), value)
+        handler.end_headers()
+        handler.wfile.write(body)
+
+    return answer
+
+
+@pytest.fixture
+def serve() -> Iterator[Callable[[str, Answer], Server]]:
+    made: list[Server] = []
+
+    def start(address: str, answer: Answer) -> Server:
+        made.append(Server(address, answer))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.server.shutdown()
+        one.server.server_close()
+
+
+@pytest.fixture
+def client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Server], Client]:
+    """A client with a login for a registry."""
+
+    def of(registry: Server) -> Client:
+        login = base64.b64encode(b"victim:secret").decode()
+        (tmp_path / "config.json").write_text(json.dumps({"auths": {registry.host: {"auth": login}}}))
+        monkeypatch.setenv("DOCKER_CONFIG", str(tmp_path))
+        host = registry.host.partition(":")[0]
+        (tmp_path / "netrc").write_text("machine 127.0.0.9 login victim password secret\n")
+        monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+        assert host == "127.0.0.1"
+        return Client(image_reference.parse(f"{registry.host}/a/b:latest"))
+
+    return of
+
+
+Serve = Callable[[str, Answer], Server]
+Of = Callable[[Server], Client]
+
+
+def test_the_login_does_not_follow_a_redirect(serve: Serve, client: Of) -> None:
+    """The target asks for it, with a realm of its own."""
+    other = serve("127.0.0.9", lambda handler: challenge(handler))  # noqa: PLW0108 - made below
+    challenge = says(401, WWW_Authenticate=f'Bearer realm="http://{other.host}/token",service="s"')
+    registry = serve("127.0.0.1", says(307, Location=f"http://{other.host}/blob"))
+    with pytest.raises(ImageError, match="401 Unauthorized") as caught:
+        list(client(registry).blob(BLOB, 0))
+    assert not isinstance(caught.value, CannotAskError), "another tool would answer the challenge"
+    assert other.seen == [("/blob", None)]
+
+
+def test_a_token_of_the_registry_does_not_follow_a_redirect(serve: Serve, client: Of) -> None:
+    other = serve("127.0.0.9", says(200, b"content"))
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path.startswith("/token"):
+            says(200, b'{"token": "granted"}')(handler)
+        elif handler.headers.get("Authorization") == "Bearer granted":
+            says(307, Location=f"http://{other.host}/blob")(handler)
+        else:
+            says(401, WWW_Authenticate=f'Bearer realm="http://{registry.host}/token"')(handler)
+
+    registry = serve("127.0.0.1", answer)
+    assert b"".join(chunk for _, chunk in client(registry).blob(BLOB, 0)) == b"content"
+    assert other.seen == [("/blob", None)]
+    assert [told.partition(" ")[0] for path, told in registry.seen if told and path.startswith("/token")] == ["Basic"]
+
+
+def test_a_realm_of_another_server_gets_no_login(serve: Serve, client: Of) -> None:
+    other = serve("127.0.0.9", says(200, b'{"token": "x"}'))
+    registry = serve("127.0.0.1", says(401, WWW_Authenticate=f'Bearer realm="http://{other.host}/token"'))
+    with pytest.raises(ImageError, match=f"asks for your login at http://{other.host}, which is not its own"):
+        client(registry).resolve()
+    assert other.seen == []
+
+
+@pytest.mark.parametrize(
+    ("registry", "realm", "gets"),
+    [
+        ("docker.io", "https://auth.docker.io/token", True),
+        ("ghcr.io", "https://ghcr.io/token", True),
+        ("registry.gitlab.com", "https://gitlab.com/jwt/auth", True),
+        ("git.example.org:5050", "https://git.example.org/jwt", True),
+        ("ghcr.io", "http://ghcr.io/token", False),
+        ("ghcr.io", "https://evil.io/token", False),
+        ("ghcr.io", "https://ghcr.io.evil.org/token", False),
+        ("ghcr.io", "https://ghcr.io@evil.org/token", False),
+        ("registry.gitlab.com", "https://notgitlab.com/token", False),
+        ("10.0.0.1", "https://9.0.0.1/token", False),
+        ("ghcr.io", "file:///etc/passwd", False),
+        ("ghcr.io", "", False),
+        ("ghcr.io", "https://[", False),
+    ],
+)
+def test_the_login_goes_to_the_registrys_own_token_server(registry: str, realm: str, *, gets: bool) -> None:
+    one = Client(image_reference.parse(f"{registry}/a/b:latest"))
+    if gets:
+        one._check_realm(realm)
+    else:
+        with pytest.raises(ImageError, match="not its own server by https"):
+            one._check_realm(realm)
+
+
+@pytest.mark.parametrize("location", ["file:///etc/hostname", "ftp://127.0.0.9/x", "http://["])
+def test_a_redirect_out_of_http_is_refused(serve: Serve, client: Of, location: str) -> None:
+    registry = serve("127.0.0.1", says(307, Location=location))
+    with pytest.raises(ImageError, match="the registry redirects to"):
+        list(client(registry).blob(BLOB, 0))
+
+
+def test_redirects_in_a_circle_end(serve: Serve, client: Of) -> None:
+    registry = serve("127.0.0.1", says(307, Location="/v2/a/b/blobs/again"))
+    with pytest.raises(ImageError, match="more than 5 redirects"):
+        list(client(registry).blob(BLOB, 0))
+    assert len(registry.seen) == 5
+
+
+@pytest.mark.parametrize("start", [0, 7])
+def test_a_registry_that_knows_no_range_at_all_is_refused(serve: Serve, client: Of, start: int) -> None:
+    registry = serve("127.0.0.1", says(416))
+    with pytest.raises(ImageError, match="416"):
+        list(client(registry).blob(BLOB, start))
+    assert len(registry.seen) == (2 if start else 1)
+
+
+@pytest.mark.parametrize(("code", "location"), [(404, ""), (307, "file:///etc/hostname")])
+def test_the_body_of_an_error_is_read_up_to_a_limit(serve: Serve, client: Of, code: int, location: str) -> None:
+    def endless(handler: BaseHTTPRequestHandler) -> None:
+        handler.send_response(code)
+        handler.send_header("Location", location)
+        handler.end_headers()
+        handler.close_connection = True
+        try:
+            for _ in range(400):
+                handler.wfile.write(b" " * (1 << 20))
+        except OSError:
+            pass
+
+    registry = serve("127.0.0.1", endless)
+    tracemalloc.start()
+    try:
+        with pytest.raises(ImageError, match=r"404|redirects to"):
+            client(registry).resolve()
+        assert tracemalloc.get_traced_memory()[1] < 32 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_login_node_cannot_fill_the_memory() -> None:
+    line = Connection("far", SshRules(host="far"))
+    bomb = gzip.compress(bytes(256 << 20))
+    tracemalloc.start()
+    try:
+        with pytest.raises(ToolError, match="unpacks to over 400 times its size"):
+            line._reply(Exchanged(returncode=0, stdout=b"\nmark\n" + bomb, stderr=""), b"mark")
+        assert tracemalloc.get_traced_memory()[1] < 160 << 20
+    finally:
+        tracemalloc.stop()
+    text = b"the same line again and again\n" * 1_000_000
+    assert connection._unpacked(gzip.compress(text)) == text
+    for cut in (0, 5, 20, -1):
+        with pytest.raises((EOFError, zlib.error)):
+            connection._unpacked(gzip.compress(text)[:cut])
