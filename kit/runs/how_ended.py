@@ -22,6 +22,8 @@ SLURM_ENDED = (
 START = r": job \d+ \(.*\), queued again \d+ times"
 
 _STATES = {"TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
+# What lib/retry.sh records of a preempted job whose ranks ended with 0: its words, and 128 + SIGTERM.
+_PREEMPTED, _DOUBTED = ": Slurm preempted the job, and the ranks ended with 0", 143
 _TAIL_BYTES = 64 << 10
 # Joined as text, as in run_facts.
 _MANIFEST, _EVENTS, _CLOSED = RunPaths(Path()).manifest, RunPaths(Path()).events, RunPaths(Path()).closed
@@ -45,25 +47,27 @@ def is_over(run_dir: Path, one: Facts) -> bool:
 def state(run_dir: Path, one: Facts) -> str:
     """Slurm's word for the end of a run whose batch script has recorded its code."""
     plain = "COMPLETED" if one.exit_code == 0 else "FAILED"
-    if not one.asked_to_end:
+    # A preemption with a grace time reaches the ranks only.
+    if not one.asked_to_end and one.exit_code != _DOUBTED:
         return plain
-    found = _slurms_word(run_dir, one)
+    found = _slurms_word(run_dir, one) or ("CANCELLED" if one.asked_to_end else plain)
     # The mark of a preemption stays on a job that ended well: the batch script records no 0 if it was itself preempted.
     return plain if found == "PREEMPTED" and one.exit_code == 0 else found
 
 
 def _slurms_word(run_dir: Path, one: Facts) -> str:
-    """By the last line of Slurm in the last start's log. A run that was asked to end and has no such line was cancelled."""
+    """The reason in the last line of Slurm in the last start's log; empty if there is none, as for a plain cancel."""
     try:
         text = untrusted_files.tail(RunPaths(run_dir).batch_log, _TAIL_BYTES).decode(errors="replace")
     except OSError:
         text = ""
     last = [found.end() for found in re.finditer(START, text)]
+    text = text[last[-1] if last else 0 :]
     job = str(one.started[-1]) if one.started else ""
-    for line in reversed([*re.finditer(SLURM_ENDED, text[last[-1] if last else 0 :])]):
+    for line in reversed([*re.finditer(SLURM_ENDED, text)]):
         if line["job"] == job and line["why"] in _STATES:
             return _STATES[line["why"]]
-    return "CANCELLED"
+    return "PREEMPTED" if _PREEMPTED in text else ""
 
 
 def elapsed(run_dir: Path) -> str:

@@ -58,6 +58,13 @@ def queued(state: str) -> dict[JobId, QueuedJob]:
         (143, (TERM,), LINE.format(what="JOB 7", why=" DUE TO PREEMPTION"), "PREEMPTED"),
         (0, (TERM,), LINE.format(what="JOB 7", why=" DUE TO PREEMPTION"), "COMPLETED"),
         (143, (TERM,), LINE.format(what="JOB 7", why=" DUE TO NODE FAILURE"), "NODE_FAIL"),
+        (
+            143,
+            (),
+            "n1: Slurm preempted the job, and the ranks ended with 0: whether they were done is not known\n",
+            "PREEMPTED",
+        ),
+        (143, (), "", "FAILED"),
         # The ranks' own output, and another job's line.
         (3, (), LINE.format(what="JOB 7", why=" DUE TO TIME LIMIT"), "FAILED"),
         (143, (TERM,), LINE.format(what="JOB 8", why=" DUE TO TIME LIMIT"), "CANCELLED"),
