@@ -90,7 +90,7 @@ lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell
 	@scripts/types.sh
 	@.venv/bin/lint-imports
 	@$(PY) -m pytest -q -p no:cacheprovider tests/scripts
-	@shellcheck --external-sources scripts/*.sh launchers/lib/prime-rl/*.sh .ci/run
+	@shellcheck --external-sources scripts/*.sh launchers/lib/prime-rl/*.sh .ci/run .ci/hidden.sh
 	@.venv/bin/codespell
 
 type: ## mypy --strict alone

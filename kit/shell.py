@@ -6,6 +6,7 @@ Every child gets its own process group, so that a time-out or a Ctrl-C ends it a
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import shutil
 import signal
@@ -71,10 +72,15 @@ def require(name: str, *, hint: str) -> str:
 def bound(argv: Argv) -> list[str]:
     """The command, changed to get TERM when this process dies, even of KILL. For programs that would otherwise run on for minutes.
 
-    Without setpriv, the command is unchanged.
+    Where setpriv is missing, or too old for it (util-linux before 2.33: RHEL 8), the command is unchanged.
     """
     setpriv = which("setpriv")
-    return [*([setpriv, "--pdeathsig=TERM"] if setpriv else []), *argv]
+    return [*([setpriv, "--pdeathsig=TERM"] if setpriv and _sets_pdeathsig(setpriv) else []), *argv]
+
+
+@functools.cache
+def _sets_pdeathsig(setpriv: str) -> bool:
+    return "--pdeathsig" in run([setpriv, "--help"], check=False, timeout=10).stdout
 
 
 def run(

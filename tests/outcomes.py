@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 FOLDER = Path(__file__).parents[1] / ".test-outcomes"
+SKIPS = ".skips"
 
 
 class Outcomes:
@@ -21,6 +22,7 @@ class Outcomes:
     def __init__(self, path: Path) -> None:
         self._path = path
         self.found: dict[str, list[str]] = {}
+        self.skipped: dict[str, str] = {}  # a test with its parameters -> the reason
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Of each phase of a test; what counts is a call, a skip, or a failure before or after."""
@@ -30,16 +32,21 @@ class Outcomes:
         word = f"skipped: {_reason(report.longrepr)}" if report.outcome == "skipped" else report.outcome
         if word not in said:
             said.append(word)
+        if report.outcome == "skipped":
+            self.skipped[report.nodeid] = _reason(report.longrepr)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """A module that is skipped whole."""
         if report.outcome == "skipped":
-            self.found[report.nodeid] = [f"skipped: {_reason(report.longrepr)}"]
+            self.skipped[report.nodeid] = _reason(report.longrepr)
+            self.found[report.nodeid] = [f"skipped: {self.skipped[report.nodeid]}"]
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Keep them."""
         self._path.parent.mkdir(exist_ok=True)
         self._path.write_text(json.dumps(self.found, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+        skips = self._path.with_suffix(SKIPS)
+        skips.write_text(json.dumps(self.skipped, indent=1, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def _reason(longrepr: Any) -> str:

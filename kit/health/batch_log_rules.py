@@ -10,7 +10,17 @@ _AT = r"^(?P<node>[\w.-]+): "
 _STAGED = r"^  \| (?P<node>[\w.-]+): image not staged: "
 _CHECK = "sinfo --Node --nodes={node} --long"
 
+_OLD_BASH = Rule(
+    id="old-bash",
+    verdict=ADMIN,
+    pattern=_AT + r"(?P<what>bash \S+ is too old here: .*)",
+    says="{node}: {what}",
+    advice="ask for a newer bash as /bin/bash of the nodes; docs/guides/administrator.md has the oldest version of each tool",
+    next=_CHECK,
+)
+
 PREFLIGHT = (
+    _OLD_BASH,
     Rule(
         id="preflight-image",
         verdict=JOB,
@@ -78,6 +88,7 @@ PREFLIGHT = (
 )
 
 BATCH = (
+    _OLD_BASH,
     Rule(
         id="disk-full",
         verdict=JOB,

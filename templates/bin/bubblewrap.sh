@@ -7,6 +7,8 @@
 set -euo pipefail
 
 # shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
+# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/failures.sh"
@@ -75,9 +77,9 @@ mount_image() {
         image_mount::by_kernel "${image}" "${base}/lower" || fail "cannot mount ${image}: is it a squashfs image?"
         return 0
     fi
-    # Without real root the kernel mounts no block device. setpriv ends squashfuse with this script, however the script ends.
+    # Without real root the kernel mounts no block device.
     image_mount::choose_fuse || fail "no squashfuse on this node; install it, or use the pyxis or enroot runtime"
-    setpriv --pdeathsig KILL "${image_mount_fuse[@]}" -f "${image}" "${base}/lower" </dev/null >&2 &
+    "${image_mount_bound[@]}" "${image_mount_fuse[@]}" -f "${image}" "${base}/lower" </dev/null >&2 &
     squashfuse_pid=$!
     local -i tries
     for ((tries = 0; tries < 100; tries++)); do

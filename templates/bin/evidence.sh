@@ -7,6 +7,8 @@
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
+# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 
 # All ranks of a node are examined at the same time. A stack of a hundred frames has some ten KB.
@@ -68,11 +70,12 @@ about_rank() {
     shift
     local -a pids=("${@:1:most_processes}")
     local -A before=()
-    local pid
+    local pid now
+    clock::now now
     for pid in "${pids[@]}"; do
         before["${pid}"]="$(ticks "${pid}")"
     done
-    printf '== rank\nrank %s\nrole %s\nnode %s\ntime %s\n' "${name##*@}" "${name%@*}" "${node}" "${EPOCHREALTIME/,/.}"
+    printf '== rank\nrank %s\nrole %s\nnode %s\ntime %s\n' "${name##*@}" "${name%@*}" "${node}" "${now}"
     printf 'report %s\n' "$(line_of "${reports}/${name}")"
     sleep 1
     about_processes
@@ -194,7 +197,9 @@ ask_handler() {
 }
 
 about_node() {
-    printf '== node\nnode %s\ntime %s\nload %s\n' "${node}" "${EPOCHREALTIME/,/.}" "$(line_of /proc/loadavg)"
+    local now
+    clock::now now
+    printf '== node\nnode %s\ntime %s\nload %s\n' "${node}" "${now}" "$(line_of /proc/loadavg)"
     local kind
     for kind in cpu io memory; do
         [[ -r "/proc/pressure/${kind}" ]] && sed "s/^/${kind} /" "/proc/pressure/${kind}" 2>/dev/null

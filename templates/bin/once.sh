@@ -5,6 +5,7 @@
 set -uo pipefail
 
 readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
+source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/orphans.sh"

@@ -3,6 +3,17 @@
 # lacks, at once. PROBE starts the container once, and writes its own report (probe.sh).
 set -uo pipefail
 
+# Before the first line that an older bash does not know: its report has the form of the others.
+if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
+    for word; do
+        [[ "${word}" != run=* ]] || printf '%s: bash %s is too old here: the kit needs bash 4.4 or newer\n' "${SLURMD_NODENAME:-$(uname -n)}" \
+            "${BASH_VERSION}" | tee -- "${word#run=}/state/preflight/${SLURMD_NODENAME:-$(uname -n)}.preflight.failed"
+    done
+    exit 1
+fi
+
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 # shellcheck source-path=SCRIPTDIR
@@ -167,10 +178,11 @@ check_interfaces() {
 check_clock() {
     [[ -n "${skew}" ]] || return 0
     local -r file="${run}/state/preflight/${node}.clock"
-    local before="${EPOCHREALTIME/,/.}" after server
+    local before after server
+    clock::now before
     : >"${file}" || return 0
     server="$(stat --format=%.6Y -- "${file}")"
-    after="${EPOCHREALTIME/,/.}"
+    clock::now after
     rm -f -- "${file}"
     local -i ahead=$((${before%.*} - ${server%.*})) behind=$((${server%.*} - ${after%.*}))
     local -i differs=$((ahead > behind ? ahead : behind))

@@ -7,6 +7,7 @@ set -euo pipefail
 
 # Always started by its absolute path. This line runs on every rank, so it starts no process.
 readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
+source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/reports.sh"

@@ -5,6 +5,7 @@
 set -uo pipefail
 
 readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
+source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/hot_pages.sh"
 
 # Reads at once. A file server answers several clients' reads faster than one's.

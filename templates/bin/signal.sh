@@ -8,6 +8,9 @@
 # its signal once it has stopped reading files, or has lived for half of the SECONDS that the ranks have to save.
 set -uo pipefail
 
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
+
 # Seconds without a read or a page from a file system, after which a program counts as loaded.
 readonly quiet_s=5
 

@@ -4,9 +4,10 @@
 events::record() {
     local -r event="$1"
     shift
-    local line
+    local line now
+    clock::now now
     printf -v line '{"time": "%(%Y-%m-%dT%H:%M:%S%z)T", "epoch": %s, "event": "%s", "job_id": %s, "restart": %s, "attempt": %s' \
-        -1 "${EPOCHREALTIME/,/.}" "${event}" "${SLURM_JOB_ID}" "${SLURM_RESTART_COUNT:-0}" "${KIT_RESTART_COUNT}"
+        -1 "${now}" "${event}" "${SLURM_JOB_ID}" "${SLURM_RESTART_COUNT:-0}" "${KIT_RESTART_COUNT}"
     # Slurm sets this from 23.02 on. The time since then is the prolog's.
     [[ "${event}" != start || -z "${SLURM_JOB_START_TIME:-}" ]] || line+=", \"allocated\": \"${SLURM_JOB_START_TIME}\""
     while (($#)); do

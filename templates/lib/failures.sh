@@ -37,7 +37,7 @@ failures::prepare() {
 failures::record() {
     # The file's name repeats the values: on a full disk a file can still be created, but not written. A record that the warm process
     # made at the rank's end stays.
-    local file="${KIT_RUN_DIR}/state/${KIT_FAILURES}" name
+    local file="${KIT_RUN_DIR}/state/${KIT_FAILURES}" name now
     # Of ranks that have started again in their step.
     if [[ -r "${file}/again" ]] && read -r name <"${file}/again"; then
         file="${KIT_RUN_DIR}/state/${name}"
@@ -46,7 +46,8 @@ failures::record() {
     [[ ! -s "${file}.alone" ]] || return 0
     failures_recorded="${file}"
     [[ ! -s "${file}" ]] || return 0
-    printf '%s %s %s %s %s\n' "${EPOCHREALTIME/,/.}" "$1" "$2" "${SLURMD_NODENAME:-$(uname -n)}" "${KIT_ROLE:-}" >"${file}"
+    clock::now now
+    printf '%s %s %s %s %s\n' "${now}" "$1" "$2" "${SLURMD_NODENAME:-$(uname -n)}" "${KIT_ROLE:-}" >"${file}"
 }
 
 # The rank of this script's own record was killed alone.
@@ -81,9 +82,10 @@ failures::record_rank() {
 # torchrun-starts are the times at which torchrun has started rank 0, which is started with all others.
 failures::start_again() {
     local -r folder="${KIT_RUN_DIR}/state/${KIT_FAILURES}"
-    local file
+    local file now
     if (($1 == 0)); then
-        printf '%s\n' "${EPOCHREALTIME/,/.}" >>"${folder}/torchrun-starts"
+        clock::now now
+        printf '%s\n' "${now}" >>"${folder}/torchrun-starts"
     fi
     for file in "${folder}/restartable/rank-$1."*; do
         [[ -e "${file}" ]] || continue
@@ -181,7 +183,8 @@ failures::find_killed() {
         rank=$(((${moved[place]:-${place}} * on_node + task % on_node) * each))
         if ! failures::has_records "${folder}" "${rank}" "$((rank + each - 1))"; then
             # srun saw it first, whatever the nodes' clocks say.
-            awk -v first="${first:-${EPOCHREALTIME/,/.}}" -v rest="${rank} ${failures_killed_code} ${node} $7" \
+            [[ -n "${first}" ]] || clock::now first
+            awk -v first="${first}" -v rest="${rank} ${failures_killed_code} ${node} $7" \
                 'BEGIN { printf "%.6f %s\n", first - 0.000001, rest }' >"${folder}/rank-${rank}.${failures_killed_code}.alone"
             return 0
         fi

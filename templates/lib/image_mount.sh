@@ -5,6 +5,10 @@
 # The image cannot change under a run, so the kernel may keep all that it has read.
 readonly image_mount_cached=kernel_cache,entry_timeout=86400,attr_timeout=86400,negative_timeout=86400
 image_mount_fuse=()
+# What starts a program that ends with this process, however this process ends. util-linux before 2.33 (RHEL 8) has nothing for it:
+# there, the program ends with Slurm's step.
+image_mount_bound=()
+! setpriv --help 2>/dev/null | grep -q -e --pdeathsig || image_mount_bound=(setpriv --pdeathsig KILL)
 
 # image_mount::by_kernel IMAGE FOLDER: only root may do this.
 image_mount::by_kernel() {
@@ -43,5 +47,5 @@ image_mount::only_root_owns() {
 # enough. The reader ends with this process, or the one that it becomes.
 image_mount::read_ahead() {
     ((${SLURM_LOCALID:-0} == 0)) && [[ -d "${1%/*}/.hot-pages" ]] || return 0
-    [[ ! -x "$1/bin/read-ahead.sh" ]] || setpriv --pdeathsig KILL "$1/bin/read-ahead.sh" "$2" </dev/null &>/dev/null &
+    [[ ! -x "$1/bin/read-ahead.sh" ]] || "${image_mount_bound[@]}" "$1/bin/read-ahead.sh" "$2" </dev/null &>/dev/null &
 }

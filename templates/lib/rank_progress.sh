@@ -75,7 +75,7 @@ rank_progress::loop() {
 # rank reports anything. SINCE is the time of the last report, or for a rank that saves the time when it was last seen to write.
 # Uses the caller's file, line, last, wrote, changed, looked, moved and signs.
 rank_progress::look() {
-    local path name step phase since rest
+    local path name step phase since rest now
     local -i late=0
     local -a names=()
     local -A does=() reported=() figures=() saving=()
@@ -106,12 +106,13 @@ rank_progress::look() {
         return 0
     fi
     [[ -n "${line}" ]] || return 0
-    printf '%s%s\n' "${EPOCHREALTIME/,/.}" "${line}" >>"${file}" && last="${line}" wrote=EPOCHSECONDS
+    clock::now now
+    printf '%s%s\n' "${now}" "${line}" >>"${file}" && last="${line}" wrote=EPOCHSECONDS
 }
 
 # Sets the caller's saving: the time of each rank's last report, or of its last write that was seen since.
 rank_progress::look_who_writes() {
-    local name
+    local name now
     local -A bytes=()
     rank_progress::bytes_of_ranks
     for name in "${!saving[@]}"; do
@@ -119,7 +120,8 @@ rank_progress::look_who_writes() {
             # The first look at this save.
             rank_progress_wrote["${name}"]="${saving[${name}]}"
         elif ((${bytes[${name}]:-0} - ${rank_progress_bytes[${name}]#* } >= rank_progress_written)); then
-            rank_progress_wrote["${name}"]="${EPOCHREALTIME/,/.}"
+            clock::now now
+            rank_progress_wrote["${name}"]="${now}"
         fi
         rank_progress_bytes["${name}"]="${saving[${name}]} ${bytes[${name}]:-0}"
         saving["${name}"]="${rank_progress_wrote[${name}]}"
@@ -131,13 +133,14 @@ rank_progress::look_who_writes() {
 # complete file.
 rank_progress::spent() {
     local -r to="${file%.progress}.${SLURM_RESTART_COUNT:-0}.spent"
-    local path text more name lines=""
+    local path text more name lines="" now
+    clock::now now
     for path in "${rank_progress_folder}"/*@*; do
         { IFS= read -r text && IFS= read -r more; } 2>/dev/null <"${path}" || continue
         read -r text <<<"${text}"
         read -r more <<<"${more}"
         name="${path##*/}"
-        printf -v lines '%s%s\t%s %s\t%s\n' "${lines}" "${EPOCHREALTIME/,/.}" "${name%%~*}" "${text}" "${more}"
+        printf -v lines '%s%s\t%s %s\t%s\n' "${lines}" "${now}" "${name%%~*}" "${text}" "${more}"
     done
     [[ -z "${lines}" ]] || { printf '%s' "${lines}" >"${to}.new" && mv -f -- "${to}.new" "${to}"; }
 }

@@ -4,7 +4,8 @@
 
 rank_variables::require_slurm() {
     # For kit_rank: the time when the container was ready.
-    export KIT_WORKER_BEGAN="${EPOCHREALTIME/,/.}"
+    clock::now KIT_WORKER_BEGAN
+    export KIT_WORKER_BEGAN
     if [[ -z "${SLURM_PROCID:-}" || -z "${KIT_MASTER_ADDR:-}" ]]; then
         log::error "this script runs as a Slurm task, started by batch.sh"
         exit 2

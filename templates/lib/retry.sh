@@ -271,7 +271,9 @@ retry::record_end() {
 
 # The last words, when all steps are gone. The file has the time: the ledger counts the job's teardown up to it.
 retry::end() {
-    printf '%s\n' "${EPOCHREALTIME/,/.}" >"${KIT_RUN_DIR}/state/closed" || true
+    local now
+    clock::now now
+    printf '%s\n' "${now}" >"${KIT_RUN_DIR}/state/closed" || true
     log::info "end of job ${SLURM_JOB_ID}: exit code $1"
     if [[ -n "${environment_batch}" ]] && ! retry::has_slurmstepd; then
         log::error "the batch script's slurmstepd is gone: killed, or out of memory; Slurm would not notice the end, so the job is cancelled"

@@ -19,7 +19,9 @@ stall_watch::start() {
     rm -f -- "${stall_watch_file}"
     stall_watch_ended=()
     [[ -n "${KIT_STALL}" ]] || return 0
-    exec {stall_watch_fd}> >(stall_watch::loop "$$" "${EPOCHREALTIME/,/.}")
+    local now
+    clock::now now
+    exec {stall_watch_fd}> >(stall_watch::loop "$$" "${now}")
 }
 
 stall_watch::stop() {
@@ -44,10 +46,12 @@ stall_watch::end_evidence() {
 # stall_watch::judge SINCE SECONDS LEAST: prints the judgement of stall.awk.
 stall_watch::judge() {
     local -a files
+    local now
     mapfile -t files < <(compgen -G "${KIT_RUN_DIR}/monitor/slurm-${SLURM_JOB_ID}.*.progress")
     ((${#files[@]})) || return 0
+    clock::now now
     { stat --format='@mtime %Y %n' -- "${files[@]}"; tail -v -n 1 -- "${files[@]}"; } 2>/dev/null \
-        | awk -v now="${EPOCHREALTIME/,/.}" -v since="$1" -v seconds="$2" -v least="$3" -f "${KIT_RUN_DIR}/lib/stall.awk"
+        | awk -v now="${now}" -v since="$1" -v seconds="$2" -v least="$3" -f "${KIT_RUN_DIR}/lib/stall.awk"
 }
 
 # stall_watch::loop BATCH SINCE

@@ -76,7 +76,7 @@ def test_an_mpi_program_over_two_nodes(lab: Lab) -> None:
 def test_ranks_in_a_container_see_what_pmix_shares(lab: Lab, runtime: str) -> None:
     """Pyxis leaves it to Enroot's own hook, which a site switches on."""
     if runtime == "enroot" and shutil.which("enroot") is None:
-        pytest.skip("no enroot on this machine")
+        pytest.skip("Enroot is not on this machine")
     lab.write(f'script = "program.py"\n{TWO_NODES}[container]\nruntime = "{runtime}"\n', LOOK, launcher="mpi")
     run = lab.run()
     assert run.done.returncode == 0, run.log("batch")

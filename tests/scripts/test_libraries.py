@@ -23,7 +23,7 @@ LIB = REPO / "templates" / "lib"
 
 def bash(script: str, *libraries: str, **env: str) -> list[str]:
     """What a script says that has sourced these libraries, on both streams."""
-    sources = "".join(f"source {LIB}/{name}.sh\n" for name in libraries)
+    sources = "".join(f"source {LIB}/{name}.sh\n" for name in ("clock", *libraries))
     text = f"exec 2>&1\nset -uo pipefail\n{sources}{script}\n"
     done = shell.run(["bash", "-c", text], env={"PATH": os.environ["PATH"], **env}, check=False, timeout=60)
     return done.stdout.splitlines()

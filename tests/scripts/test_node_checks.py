@@ -31,7 +31,18 @@ def bash(folder: Path, script: str) -> str:
     for name, text in {"srun": SRUN, "probe": PROBE, "squeue": "#!/bin/sh\n", "scancel": "#!/bin/sh\n"}.items():
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    names = ("log", "numbers", "events", "heartbeat", "container_names", "steps", "failures", "nodes", "node_checks")
+    names = (
+        "clock",
+        "log",
+        "numbers",
+        "events",
+        "heartbeat",
+        "container_names",
+        "steps",
+        "failures",
+        "nodes",
+        "node_checks",
+    )
     head = f"""
 set -uo pipefail
 KIT_RUN_DIR={run} KIT_NODES=1 KIT_NODE_NAMES=n1 KIT_PREFLIGHT_TIMEOUT=20 KIT_PREFLIGHT_ON_FAILURE=fail

@@ -56,6 +56,7 @@ def run_rank(folder: Path, args: list[str], env: dict[str, str]) -> tuple[list[s
         *(
             PlanFile(name=f"lib/{n}", text=plain(f"lib/{n}"))
             for n in (
+                "clock.sh",
                 "log.sh",
                 "failures.sh",
                 "memory_checkpoints.sh",

@@ -24,7 +24,7 @@ KIT = {
 
 def bash(script: str, **env: str) -> list[str]:
     """What the script says, a line each."""
-    text = f'set -euo pipefail\nlog::error() {{ echo "error: $*"; }}\nsource {LIB}\n{script}\n'
+    text = f'set -euo pipefail\nlog::error() {{ echo "error: $*"; }}\nsource {LIB.with_name("clock.sh")}\nsource {LIB}\n{script}\n'
     return shell.run(["bash", "-c", text], env={"PATH": os.environ["PATH"], **env}, check=False).stdout.splitlines()
 
 

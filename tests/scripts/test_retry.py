@@ -26,7 +26,8 @@ def bash(folder: Path, script: str, *, capped: bool, requeue: int, restarts: int
         f"SLURM_RESTART_COUNT={restarts} environment_batch=1 environment_job=7 signals_got='' signals_slurms_term=''"
     )
     stubs = "log::info() { :; }; events::record() { :; }"
-    source = "\n".join(f"source {LIB.with_name(f'{name}.sh')}" for name in ("numbers", "slurm", "stall_watch", "retry"))
+    libraries = [LIB.with_name(f"{name}.sh") for name in ("clock", "numbers", "slurm", "stall_watch", "retry")]
+    source = "\n".join(f"source {library}" for library in libraries)
     text = f"set -uo pipefail\n{head}\n{state}\n{stubs}\n{source}\n{script}\n"
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     return shell.run(["bash", "-c", text], env=env).stdout.splitlines()
@@ -88,7 +89,7 @@ def test_a4_a_failed_node_is_added_to_what_the_job_is_kept_off(tmp_path: Path) -
     else:
         (tmp_path / "avoid" / "n7").unlink()
     head = f"{head} KIT_AVOID_DIR={tmp_path}/avoid"
-    sources = f"source {LIB.with_name('numbers.sh')}\nsource {LIB.with_name('slurm.sh')}\nsource {LIB}"
+    sources = "\n".join(f"source {LIB.with_name(f'{name}.sh')}" for name in ("clock", "numbers", "slurm", "retry"))
     stubs = "log::info() { :; }; events::record() { :; }"
     script = f"{head}\n{stubs}\n{sources}\nretry::leave_out n2,n3; retry::requeue 72"
     done = shell.run(["bash", "-c", script], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
@@ -124,7 +125,7 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
     stubs["timeout"] = 'shift 3; "$@"'
     text = "".join(f"{name}() {{ {body}; }}\n" for name, body in stubs.items())
     sources = "\n".join(
-        f"source {LIB.with_name(name)}" for name in ("numbers.sh", "slurm.sh", "stall_watch.sh", LIB.name)
+        f"source {LIB.with_name(name)}" for name in ("clock.sh", "numbers.sh", "slurm.sh", "stall_watch.sh", LIB.name)
     )
     whole = f"set -uo pipefail\nnodes_all=(n1 n2 n3)\n{head}\nKIT_RETRY_CODES=(137 72)\n{text}{sources}\n{script}\n"
     return shell.run(["bash", "-c", whole], env={"PATH": os.environ["PATH"]}, check=False).stdout.splitlines()

@@ -55,7 +55,7 @@ def _candidates(root: Path) -> Iterator[Path]:
     if named and Path(named).is_file():
         yield Path(named).resolve()
     for folder in _FOLDERS:
-        yield from sorted(root.glob(f"{folder}/{_PLUGIN}"))
+        yield from (path for path in sorted(root.glob(f"{folder}/{_PLUGIN}")) if path.is_file())
 
 
 def plugstack_conf(pyxis: PyxisPlugin | None, layout: Layout) -> str:

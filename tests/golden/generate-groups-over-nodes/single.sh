@@ -69,6 +69,7 @@ unpack_all() {
 readonly KIT_RUN_DIR=/shared/runs/llama-@JOB@
 readonly KIT_SNAPSHOT=''
 readonly KIT_TREE=''
+readonly KIT_CODE=DIGEST
 readonly KIT_JOB_NAME=llama3
 readonly -a KIT_IMAGES=(
     /scratch/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
@@ -358,6 +359,23 @@ readonly -a KIT_PARTS=(
 # Below this line nothing is generated.
 set -uo pipefail
 
+# Slurm keeps its own copy of this script. What the script runs lies in a folder that may wait for days where others can write. So
+# the folder, and all that it has in bin/ and lib/, must be this user's, and have the digest that was written here at submit.
+require_own_code() {
+    local others found
+    cd -- "${KIT_RUN_DIR}" || exit 72
+    others="$(find . bin lib state -maxdepth 0 \( ! -uid "${EUID}" -o -perm /022 -o ! -type d \) -printf "${KIT_RUN_DIR}/%p (of %u, mode %m) ")"
+    found="$(find bin lib -name __pycache__ -prune -o -type f -print0 | LC_ALL=C sort --zero-terminated \
+        | xargs --null sha256sum -- | sha256sum)"
+    cd -- "${OLDPWD}" 2>/dev/null || cd /
+    [[ -n "${others}" || "${found%% *}" != "${KIT_CODE}" ]] || return 0
+    printf 'the run folder is not what was submitted, and nothing of it is run: %s\n  try: kit rerun %s\n' \
+        "${others:-files in bin/ or lib/ of ${KIT_RUN_DIR} have changed}" "${KIT_RUN_DIR##*/}" >&2
+    exit 72
+}
+require_own_code
+
+source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/numbers.sh"
 source "${KIT_RUN_DIR}/lib/environment.sh"
@@ -529,6 +547,7 @@ set -euo pipefail
 readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
 readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
+source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/rank_variables.sh"
@@ -683,6 +702,7 @@ set -euo pipefail
 readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
 readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
+source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/rank_variables.sh"
@@ -831,6 +851,7 @@ set -euo pipefail
 readonly KIT_OWN_DIR="${BASH_SOURCE[0]%/*}"
 readonly KIT_RUN_DIR="${KIT_OWN_DIR%"/${KIT_FOLDER}"}"
 export KIT_PROGRAM_FILE="${KIT_PROGRAM_FILE:-${KIT_FOLDER:+${KIT_FOLDER}/}program.sh}"
+source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/rank_variables.sh"
@@ -1239,6 +1260,8 @@ KIT_FILE
     unpack 755 bin/fuse/squashfuse <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/cache_folders.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/clock.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/container_names.sh <<'KIT_FILE'
 KIT_FILE

@@ -225,6 +225,7 @@ require_own_code() {
 }
 require_own_code
 
+source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/numbers.sh"
 source "${KIT_RUN_DIR}/lib/environment.sh"
