@@ -36,6 +36,7 @@ COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
             "--output": ("output", "path", False, ""),
             "-o": ("output", "path", False, ""),
             "--json": ("as_json", "on", False, ""),
+            "--plain": ("plain", "on", False, ""),
         },
     ),
     "submit": (

@@ -11,6 +11,8 @@ from kit.cli import choose_cluster
 from kit.cli.job_options import ClusterChoice, Containers, JobFile, Overrides
 from kit.cli.submit_messages import show_warnings
 from kit.cli.typer_later import typer
+from kit.errors import UsageError
+from kit.runs.atomic_write import write
 
 if TYPE_CHECKING:
     from kit.cli.kept_render import Drawn
@@ -34,11 +36,20 @@ def render(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the files and the argv of the command as JSON.")
     ] = False,
+    plain: Annotated[
+        bool,
+        typer.Option(
+            "--plain", help="Print one sbatch file that needs nothing of the kit, for a job with one program."
+        ),
+    ] = False,
 ) -> None:
     """Show the files that a submit would write and the command that it would run. Nothing is submitted."""
     from kit.cli import kept_render
 
     overrides = list(set_ or [])
+    if plain:
+        _render_plain(job, cluster, overrides, output, containers=containers, as_json=as_json)
+        return
 
     def made() -> Drawn | None:
         return _planned_and_printed(job, cluster, overrides, output, containers=containers, as_json=as_json)
@@ -47,6 +58,26 @@ def render(
         made()
         return
     kept_render.answer([str(job), cluster, containers, overrides, as_json], made)
+
+
+def _render_plain(
+    job: Path, cluster: str | None, overrides: list[str], output: Path | None, *, containers: bool, as_json: bool
+) -> None:
+    from kit.planning.plain_file import plain_script
+    from kit.runs.prepare_run import Prepared
+
+    asked = prepare_asked(job, cluster, overrides=overrides, containers=containers)
+    if not isinstance(asked, Prepared):
+        raise UsageError("--plain writes the file of one job, and this one has several", hint=f"kit render {job}")
+    text, name = plain_script(asked.plan.decisions), f"{asked.plan.job.name}.sbatch"
+    if output is not None:
+        output.mkdir(parents=True, exist_ok=True)
+        write(output / name, text)
+        print(output / name)
+    elif as_json:
+        print(json.dumps({"files": {name: text}, "argv": ["sbatch", name]}, indent=2))
+    else:
+        print(text, end="")
 
 
 def _planned_and_printed(

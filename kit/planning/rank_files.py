@@ -73,10 +73,23 @@ def all_reduce(made: Decisions) -> str:
 
 def image_env(made: Decisions, placed: RolePlacement) -> str:
     """The text of image-env.sh: the image's short digest, and its values of the variables that Enroot loses."""
+    digest = made.pins.of(placed).digest.removeprefix("sha256:")
+    return render("data/image-env.sh", {"image_env": lost_env(made, placed), "image_short": digest[:12]})
+
+
+def lost_env(made: Decisions, placed: RolePlacement) -> list[tuple[str, str]]:
+    """The image's values of the variables that Enroot loses, by name."""
     pin = made.pins.of(placed)
     env = pin.lock.config.env if pin.lock else {}
-    lost = [(name, env[name]) for name in _LOST_ENV if name in env]
-    return render("data/image-env.sh", {"image_env": lost, "image_short": pin.digest.removeprefix("sha256:")[:12]})
+    return [(name, env[name]) for name in _LOST_ENV if name in env]
+
+
+def program_env(made: Decisions, own: Mapping[str, str]) -> dict[str, str]:
+    """The environment of a role's program. own: what only this role sets."""
+    job = made.job
+    network = {**made.resolved.cluster.network, **(_DEBUGGED if job.debug else {})}
+    drawn = job.metrics.env(run_id=made.site.run_id, run_dir=made.paths.inside.run)
+    return {**network, **job.checkpoint.env(), **job.profile.env(), **drawn, **job.env, **own}
 
 
 def _own(made: Decisions) -> list[str]:
@@ -120,10 +133,7 @@ def _text(
     warm: Sequence[str] = (),
     keep: bool = False,
 ) -> str:
-    job = made.job
-    network = {**made.resolved.cluster.network, **(_DEBUGGED if job.debug else {})}
-    drawn = job.metrics.env(run_id=made.site.run_id, run_dir=made.paths.inside.run)
-    env = {**network, **job.checkpoint.env(), **job.profile.env(), **drawn, **job.env, **own}
+    job, env = made.job, program_env(made, own)
     ranks = [word for pair in (rank_args or {}).items() for word in pair]
     command_size.check([*words, *ranks], env, file=made.resolved.job_file)
     variables = {"program": words, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": ranks}

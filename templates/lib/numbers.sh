@@ -1,6 +1,6 @@
 # shellcheck shell=bash
 # Numbers that another process has written: in a file, through a pipe, in an answer. bash evaluates the text of a variable in
-# arithmetic, so that `x[$(command)]` runs the command. A variable with such text is given to numbers::keep before it stands in
+# arithmetic, so that `x[$(command)]` runs the command. A variable with such text is passed to numbers::keep before it is used in
 # `((…))`, in `$((…))`, or is assigned to a variable of `local -i`. tests/scripts/test_numbers.py looks for those that are not.
 
 # numbers::keep NAME…: sets to 0 those of the caller's variables that do not hold a whole number from 0 to 18 digits.

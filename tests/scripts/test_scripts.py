@@ -30,7 +30,7 @@ def test_no_substring_stands_for_a_default(path: Path) -> None:
 
 MARK_OF_BODY = "# Below this line nothing is generated.\n"
 # A few lines each, generated as a whole: there is no body.
-WHOLLY_GENERATED = {"program.sh", "image-env.sh"}
+WHOLLY_GENERATED = {"program.sh", "image-env.sh", "plain.sh"}
 
 
 def jinja_in_body(text: str) -> list[str]:
