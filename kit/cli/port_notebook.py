@@ -74,9 +74,10 @@ def _node(run: str | None, name: str | None) -> tuple[Status, JobNode]:
 
 
 def _serve(tool: str, run: str | None, name: str | None, local: int | None, *, path: str) -> None:
-    from kit.runs import port_forward
+    from kit.runs import own_run, port_forward
 
     one, node = _node(run, name)
+    own_run.require(one.run_dir, to="start a server in it")
     with tempfile.TemporaryDirectory(prefix="kit-tool-") as folder:
         argv = tuple(one.manifest.shell_argv)
         with (

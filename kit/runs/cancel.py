@@ -11,7 +11,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from kit.runs import atomic_write, chain, run_facts, secret, unmade_points
+from kit.runs import atomic_write, chain, own_run, run_facts, secret, unmade_points
 from kit.runs.status import Status
 from kit.slurm import client
 from kit.slurm.client import JobId
@@ -29,7 +29,11 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
 
     This needs at most three calls of Slurm, for any number of runs. Waiting jobs are cancelled first, so that none starts on the
     nodes of a job that ends. A batch script that does not record the request has not begun or is dead; then Slurm ends its job.
+
+    RunError for a run of another user, whose record may name any job; then nothing is cancelled.
     """
+    for one in runs:
+        own_run.require(one.run_dir, to="cancel its job")
     if isinstance(env, OverSsh):
         _cancel_over_ssh(runs, env)
         return

@@ -10,7 +10,7 @@ from kit import shell
 from kit.errors import RunError
 from kit.planning.plan import Plan
 from kit.remote import run_folder_mirror as mirrors
-from kit.runs import folder, manifest, remote_clusters, secret, workspace
+from kit.runs import folder, manifest, own_run, remote_clusters, secret, workspace
 from kit.runs.prepare_run import Prepared
 from kit.runs.remote_clusters import RemoteCluster
 from kit.runs.run_facts import events
@@ -75,6 +75,7 @@ def _checked(made: Plan) -> list[str]:
 
 def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
     """Open a shell on a node of a running job, with the job's container, mounts and environment; return its exit code."""
+    own_run.require(status.run_dir, to="open a shell in it")
     if status.state != "RUNNING":
         raise RunError(f"run {status.run_dir.name} is {status.state}: only a running job has nodes to go to")
     step = list(status.manifest.shell_argv)

@@ -15,10 +15,13 @@ from typing import IO
 
 from kit import shell
 from kit.errors import ToolError, UsageError
+from kit.loopback_owner import OwnSocket
 from kit.runs.node_steps import JobNode
 from kit.spec.run_paths import RunPaths
 
 _LOOK_S = 0.5
+# After a connection that was refused.
+_TRY_AGAIN_S = 0.05
 # The interval in which Slurm is asked whether the job still runs.
 _ASK_S = 15.0
 # A server that has not answered within this time has failed.
@@ -29,8 +32,11 @@ _PORTS = range(20000, 32000)
 
 @contextlib.contextmanager
 def listening(port: int) -> Iterator[socket.socket]:
-    """A listening socket on 127.0.0.1 of this machine. port: 0 for any free one. UsageError if another program uses the port."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as opened:
+    """A socket on 127.0.0.1 of this machine that only its own user reaches. port: 0 for any free one.
+
+    UsageError if another program uses the port.
+    """
+    with OwnSocket(socket.AF_INET, socket.SOCK_STREAM) as opened:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             opened.bind(("127.0.0.1", port))
@@ -51,7 +57,12 @@ def forward(opened: socket.socket, node: JobNode, port: int, *, active: Callable
     try:
         while True:
             if select.select([opened], [], [], _LOOK_S)[0]:
-                taken, _ = opened.accept()
+                try:
+                    taken, _ = opened.accept()
+                except OSError:
+                    # Another user's connection, or no free descriptor: those that are open end some time.
+                    time.sleep(_TRY_AGAIN_S)
+                    continue
                 with taken:
                     links.append(
                         shell.connected(argv, stdin=taken.fileno(), stdout=taken.fileno(), env=_local_env(node))

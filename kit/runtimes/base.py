@@ -9,6 +9,7 @@ from typing import Protocol
 
 from kit.spec.mount import Mount
 from kit.spec.resources_slurm_container import ContainerOptions
+from kit.spec.run_paths import CONTAINER_RUN
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,17 @@ class Container:
     def is_file(self) -> bool:
         """Whether the image is a squashfs file rather than a reference."""
         return self.image.startswith("/")
+
+    def protected(self) -> tuple[Mount, ...]:
+        """Mounts after which the container can only read what the node itself runs of the run folder, its bin/ and lib/.
+
+        Otherwise a program in the container could change what the next start runs outside. They follow the run folder's own mount.
+        """
+        run = self.bin.parent
+        if all((mount.source, mount.target) != (str(run), CONTAINER_RUN) for mount in self.mounts):
+            return ()
+        names = ("bin", "lib")
+        return tuple(Mount(source=str(run / name), target=f"{CONTAINER_RUN}/{name}", flags=("ro",)) for name in names)
 
 
 class Runtime(Protocol):

@@ -32,7 +32,7 @@ class Enroot:
         start += ["--root"] if choice.remap_root else []
         start += ["--rw"] if choice.writable else []
         start += [] if choice.entrypoint else [f"--rc={container.bin}/enroot-rc.sh"]
-        start += [f"--mount={mount_option(m)}" for m in container.mounts]
+        start += [f"--mount={mount_option(m)}" for m in (*container.mounts, *container.protected())]
         start += [f"--mount={container.home}:{container.home}:x-create=dir,rbind"] if choice.mount_home else []
         start += [f"--env={name}" for name in choice.env]
         return [*srun, *start, container.image, f"{CONTAINER_RUN}/bin/unignore.sh", *command]

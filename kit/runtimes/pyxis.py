@@ -41,10 +41,10 @@ class Pyxis:
 
     def wrap(self, srun: Sequence[str], command: Sequence[str], container: Container) -> list[str]:
         """The srun line with Pyxis's options, then the command."""
-        choice = container.options
+        choice, mounts = container.options, (*container.mounts, *container.protected())
         options = [
             f"--container-image={image_uri(container.image)}",
-            f"--container-mounts={','.join(mount_option(m) for m in container.mounts)}",
+            f"--container-mounts={','.join(map(mount_option, mounts))}",
             f"--container-workdir={container.workdir}",
             "--container-mount-home" if choice.mount_home else "--no-container-mount-home",
             "--container-remap-root" if choice.remap_root else "--no-container-remap-root",

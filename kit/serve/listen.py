@@ -12,13 +12,17 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from kit.errors import UsageError
+from kit.loopback_owner import OwnSocket
 from kit.serve.page_changes import MOST_READERS, Hub
 
 
 @contextlib.contextmanager
 def on_port(port: int) -> Iterator[socket.socket]:
-    """A listening socket on 127.0.0.1. port: 0 for any free one. UsageError if another program uses the port."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as opened:
+    """A socket on 127.0.0.1 that only its own user reaches. port: 0 for any free one.
+
+    UsageError if another program uses the port.
+    """
+    with OwnSocket(socket.AF_INET, socket.SOCK_STREAM) as opened:
         opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             opened.bind(("127.0.0.1", port))
@@ -95,6 +99,8 @@ def serve(app: ASGIApp, hub: Hub, opened: socket.socket) -> None:
         access_log=False,
         log_config=None,
         ws="none",
+        # It accepts by the socket's own method, which looks who connects.
+        loop="asyncio",
         lifespan="on",
         proxy_headers=False,
         server_header=False,

@@ -186,6 +186,16 @@ contain() {
     orphans::watch_container "${BASH_SOURCE[0]%/bin/*}"
 }
 
+# protect_run SOURCE TARGET: what the node itself runs of the run folder is read-only in the container. Otherwise a program there
+# could change what the next start runs outside, as the user who owns the run.
+protect_run() {
+    local name
+    [[ "$1" -ef "${BASH_SOURCE[0]%/bin/*}" ]] || return 0
+    for name in bin lib batch.sh link.sh .notify; do
+        [[ ! -e "$1/${name}" ]] || arguments+=(--ro-bind "$1/${name}" "$2/${name}")
+    done
+}
+
 enter() {
     local -a arguments=() etc_binds=() environment=()
     local -i i
@@ -206,6 +216,7 @@ enter() {
             arguments+=(--ro-bind "${sources[i]}" "${targets[i]}")
         else
             arguments+=(--bind "${sources[i]}" "${targets[i]}")
+            protect_run "${sources[i]}" "${targets[i]}"
         fi
     done
     if [[ -z "${remap_root}" && -n "${real_ids}" ]]; then

@@ -12,6 +12,7 @@ import os
 import socket
 import struct
 import threading
+import time
 
 import node_wire
 from kit_memory_files import BLOCK, DamagedError
@@ -19,6 +20,9 @@ from kit_memory_files import BLOCK, DamagedError
 # Seconds in which the other end must send something; bytes of the longest message.
 TIMEOUT_S = 60.0
 _HANDSHAKE_S, _LONGEST = 10.0, 1 << 16
+# Connections that have not shown yet that they know the token: more are closed at once, so that strangers take neither the threads
+# nor the files of the program that trains. Seconds after which a server that has no free file looks again.
+_MOST_STRANGERS, _NO_FILES_S = 32, 0.2
 _LENGTH = struct.Struct("<I")
 
 
@@ -94,6 +98,7 @@ class Server:
     def __init__(self, files, token, address):
         self._files, self._token = files, token
         self._open, self._lock = set(), threading.Lock()
+        self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
         self._listener = socket.create_server((address, 0), backlog=128)
         self.address = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, name="kit-memory", daemon=True).start()
@@ -113,7 +118,14 @@ class Server:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return
+                if self._open is None:
+                    return
+                # The program has no free file; a connection that was given up also comes here.
+                time.sleep(_NO_FILES_S)
+                continue
+            if not self._strangers.acquire(blocking=False):
+                connection.close()
+                continue
             threading.Thread(target=self._serve, args=(connection,), name="kit-memory", daemon=True).start()
 
     def _serve(self, connection):
@@ -124,7 +136,7 @@ class Server:
             self._open.add(connection)
         # A stranger, or a rank that was killed. The other end reports what this means for it.
         try:
-            with connection, Channel(connection, self._token, serves=True) as channel:
+            with connection, self._known(connection) as channel:
                 request = channel.hear()
                 answer = {"store": self._store, "fetch": self._fetch}[request["do"]]
                 answer(channel, request["part"], request["step"], request.get("size", 0))
@@ -134,6 +146,12 @@ class Server:
             with self._lock:
                 if self._open is not None:
                     self._open.discard(connection)
+
+    def _known(self, connection):
+        try:
+            return Channel(connection, self._token, serves=True)
+        finally:
+            self._strangers.release()
 
     def _store(self, channel, part, step, size):
         try:

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from kit.runs import cancel, manifest, status
+from kit.cli import port_notebook
+from kit.errors import RunError
+from kit.runs import cancel, interactive, manifest, status
 from kit.runs.status import Status
 from kit.slurm.client import QueuedJob
 from kit.spec.run_paths import RunPaths
@@ -49,6 +51,28 @@ def record(run: Status, *events: str) -> None:
     lines = (json.dumps({"event": event, "name": "TERM", "job_id": "7", "restart": "0"}) + "\n" for event in events)
     with RunPaths(run.run_dir).events.open("a") as file:
         file.writelines(lines)
+
+
+def test_c18_a_run_of_another_user_is_not_cancelled(run: Status, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its manifest can name any job, such as one of whoever cancels it."""
+    monkeypatch.setattr("os.geteuid", lambda: run.run_dir.stat().st_uid + 1)
+    with pytest.raises(RunError, match="only its owner can cancel its job"):
+        cancel.cancel([run], env={})
+    assert told == []
+
+
+def test_c18_no_shell_and_no_server_of_another_users_run(run: Status, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They run the words of its manifest."""
+    ran: list[object] = []
+    monkeypatch.setattr("kit.shell.call", lambda *words, **_: ran.append(words) or 0)
+    monkeypatch.setattr("kit.runs.port_forward.serving", lambda *words: ran.append(words))
+    monkeypatch.setattr("kit.cli.port_notebook._node", lambda *_: (run, None))
+    monkeypatch.setattr("os.geteuid", lambda: run.run_dir.stat().st_uid + 1)
+    with pytest.raises(RunError, match="only its owner can open a shell in it"):
+        interactive.attach(run, node=None, env={})
+    with pytest.raises(RunError, match="only its owner can start a server in it"):
+        port_notebook.notebook()
+    assert ran == []
 
 
 def test_a5_a_script_that_has_not_begun_cannot_be_asked(run: Status, told: Told) -> None:

@@ -198,6 +198,9 @@ def test_mounts_say_target_and_flags(tmp_path: Path) -> None:
         "/tmp/kit-ada:/kit/cache",
         "/datasets:/data:ro",
         f"{tmp_path}/in:/in",
+        # C13: what the node itself runs, which a rank could otherwise rewrite.
+        "/shared/runs/digits-1/bin:/kit/run/bin:ro",
+        "/shared/runs/digits-1/lib:/kit/run/lib:ro",
     ]
 
 
