@@ -120,18 +120,24 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False)
     (one,) = from_accounting.add(found, ask=which_slurm.history(say=warn), every=True)
     facts = {**_listed(one), "why": first_line(one)}
     quorum, latest = metrics.quorum(one.run_dir), metrics.latest(one.run_dir)
-    resumed = resumed_from.last(run_facts.events(one.run_dir))
+    events = run_facts.events(one.run_dir)
+    resumed = resumed_from.last(events)
+    unwatched = {str(event["node"]): str(event["owner"]) for event in events if event["event"] == "unwatched"}
     if as_json:
         reported = {
             "training": dataclasses.asdict(latest) if latest else None,
             "quorum": dataclasses.asdict(quorum) if quorum else None,
             "continued_at": resumed,
+            "unwatched": unwatched,
         }
         print(json.dumps({**facts, **reported, "partner": _partner_facts(one)}, indent=2))
         return
     facts["world_sizes"] = sizes_text(one.facts.world_sizes)
     facts["training"] = f"{latest}, {latest.time}" if latest else None
     facts["continued at"] = resumed
+    facts["not watched"] = ", ".join(
+        f"{node}: {owner} has made the folder of its reports" for node, owner in unwatched.items()
+    )
     facts["quorum"] = f"{quorum}, {quorum.time}" if quorum else None
     facts["partner"] = _partner(one)
     width = max(map(len, facts))

@@ -38,6 +38,10 @@ EVENTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
         "ranks stopped making progress",
         ("number", "rule", "role", "rank", "node", "step", "phase", "idle", "waiting", "count"),
     ),
+    "unwatched": (
+        "another user has made the folder for the reports of the ranks on a node: a stall there is not found",
+        ("node", "owner"),
+    ),
     "progress": ("the ranks make progress again after a stall", ("number", "step")),
     "signal": ("the batch script received a signal", ("name",)),
     "requeue": ("the job goes back to the queue", ("exit_code",)),

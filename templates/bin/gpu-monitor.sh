@@ -21,6 +21,15 @@ monitor::end_tools() {
 }
 trap monitor::end_tools EXIT
 
+# The ranks' folder has a name that everybody can foresee, in a folder of all users. The stall watch reports who was first.
+monitor::say_taken() {
+    local -r file="${BASH_SOURCE[0]%/bin/*}/state/taken-$1"
+    local owner
+    owner="$(stat --format=%U -- "${rank_progress_folder}" 2>/dev/null)"
+    log::error "no folder for the ranks' reports: ${rank_progress_folder} is ${owner:-somebody else}'s"
+    printf '%s %s\n' "${owner:-unknown}" "${rank_progress_folder}" >"${file}.new" && mv -f -- "${file}.new" "${file}"
+}
+
 main() {
     local -r folder="$1" select="$2" options="$3" delay="$4" query="${5:-}"
     local -r name="${folder}/slurm-${SLURM_JOB_ID}.${SLURMD_NODENAME:-$(uname -n)}"
@@ -45,7 +54,7 @@ main() {
     # The collector is this task's own process. Once that has ended, Slurm kills the rest of the task, and the collector still has
     # to look once more and to remove a folder.
     if ! rank_progress::loop "${progress}"; then
-        log::info "no folder for the ranks' reports: ${rank_progress_folder} is somebody else's"
+        monitor::say_taken "${SLURMD_NODENAME:-$(uname -n)}"
         ((${#monitor_tools[@]} == 0)) || wait "${monitor_tools[-1]}"
     fi
 }

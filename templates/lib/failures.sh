@@ -176,9 +176,11 @@ failures::find_killed() {
     local first="" code node task
     local -a moved
     read -r first _ code _ < <(failures::first "$1")
+    numbers::keep code
     if read -r node task < <(failures::first_that_srun_saw_killed "$2"); then
         # `kit rerun --rotate` has moved the ranks of a node.
         read -ra moved <<<"${KIT_NODE_RANKS:-}"
+        numbers::keep task
         place=$((task / on_node))
         rank=$(((${moved[place]:-${place}} * on_node + task % on_node) * each))
         if ! failures::has_records "${folder}" "${rank}" "$((rank + each - 1))"; then

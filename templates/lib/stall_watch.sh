@@ -71,6 +71,7 @@ stall_watch::loop() {
         status=$?
         # read: a status above 128 is a time-out; any other failure is the end of the pipe.
         ((status > 128)) || return 0
+        stall_watch::say_taken
         said="$(stall_watch::judge "${since}" "${seconds}" "${least}")"
         { read -r _ furthest; rule=""; read -r rule role rank node step phase idle waiting count others; } <<<"${said}"
         # A rank's report may hold any text.
@@ -99,6 +100,19 @@ stall_watch::loop() {
             # The batch script ends the step within seconds. A second request would hit the next step.
             begun=EPOCHSECONDS
         fi
+    done
+}
+
+# Reports nodes on which another user has made the folder of the ranks' reports first: no stall there can be found.
+stall_watch::say_taken() {
+    local file owner folder
+    for file in "${KIT_RUN_DIR}"/state/taken-*; do
+        [[ -f "${file}" && "${file}" != *.new ]] || continue
+        owner="" folder=""
+        read -r owner folder <"${file}"
+        rm -f -- "${file}"
+        log::error "node ${file##*/taken-}: ${folder} belongs to ${owner}, so the ranks cannot report there: a stall is not found"
+        events::record unwatched node "${file##*/taken-}" owner "${owner//[^A-Za-z0-9_.-]/?}"
     done
 }
 

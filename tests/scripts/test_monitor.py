@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import shutil
 import signal
@@ -14,7 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.scripts.batch_lab import BIN
+from kit import shell
+from tests.scripts.batch_lab import BIN, BatchLab
+from tests.support import REPO
 
 # It ends at once when it is told to.
 DMON = "#!/bin/bash\necho a line\nexec sleep 600\n"
@@ -125,3 +128,23 @@ def test_what_a_killed_collector_left_goes_with_the_next_one(tmp_path: Path, job
     finally:
         for folder in (dead, busy, young):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_c2_who_took_the_folder_of_the_reports_is_named(tmp_path: Path) -> None:
+    """Another user made it for the next numbers of jobs: the stall watch was off, and only monitor.log said so."""
+    lab = BatchLab(tmp_path)
+    for name in ("bin", "lib"):
+        shutil.copytree(REPO / "templates" / name, lab.run_dir / name)
+    folder = Path(f"/dev/shm/kit-{os.geteuid()}-taken-by-test")
+    # A link is never taken for the folder, whoever made it.
+    folder.symlink_to(tmp_path)
+    try:
+        env = {"PATH": os.environ["PATH"], "SLURM_JOB_ID": "taken-by-test", "SLURMD_NODENAME": "n2"}
+        shell.run(["bash", str(lab.run_dir / "bin/gpu-monitor.sh"), str(tmp_path), "u", "", "1"], env=env, timeout=60)
+    finally:
+        folder.unlink()
+    said = lab.bash("KIT_RESTART_COUNT=0 stall_watch::say_taken; stall_watch::say_taken")
+    assert len(said) == 1
+    assert f"node n2: {folder} belongs to" in said[0]
+    (event,) = (json.loads(line) for line in (lab.run_dir / "state/events.jsonl").read_text().splitlines())
+    assert (event["event"], event["node"]) == ("unwatched", "n2")

@@ -27,6 +27,7 @@ SOUND = {
     ("templates/lib/rank_progress.sh", "rank_progress::sum_up", "count"): "of /proc/PID/io",
     ("templates/bin/signal.sh", "is_ready", "up"): "of /proc",
     ("templates/bin/evidence.sh", "has_handler", "mask"): "of /proc/PID/status",
+    ("templates/lib/failures.sh", "failures::find_killed", "moved"): "of nodes::place_ranks",
     ("templates/lib/trust.sh", "trust::safe_way", "owner"): "of stat",
     ("templates/lib/trust.sh", "trust::safe_way", "mode"): "of stat",
     (

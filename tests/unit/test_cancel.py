@@ -64,7 +64,7 @@ def test_c18_a_run_of_another_user_is_not_cancelled(run: Status, told: Told, mon
 def test_c18_no_shell_and_no_server_of_another_users_run(run: Status, monkeypatch: pytest.MonkeyPatch) -> None:
     """They run the words of its manifest."""
     ran: list[object] = []
-    monkeypatch.setattr("kit.shell.call", lambda *words, **_: ran.append(words) or 0)
+    monkeypatch.setattr("kit.shell.call", lambda *words, **_: ran.append(words))
     monkeypatch.setattr("kit.runs.port_forward.serving", lambda *words: ran.append(words))
     monkeypatch.setattr("kit.cli.port_notebook._node", lambda *_: (run, None))
     monkeypatch.setattr("os.geteuid", lambda: run.run_dir.stat().st_uid + 1)
