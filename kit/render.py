@@ -75,7 +75,11 @@ def program_names() -> tuple[str, ...]:
 
     bin/fuse/NAME: a program that stands before another one of its name on the PATH of Enroot.
     """
-    return (*(name for name in _names("bin") if MARK not in plain(name)), "bin/fuse/squashfuse")
+    return (
+        *(name for name in _names("bin") if MARK not in plain(name)),
+        "bin/fuse/fuse-overlayfs",
+        "bin/fuse/squashfuse",
+    )
 
 
 @cache

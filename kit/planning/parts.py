@@ -118,8 +118,8 @@ def _container(made: Decisions) -> str | None:
     return "container.runtime" if made.runtime.containerized else None
 
 
-def _runtime(name: str) -> Callable[[Decisions], str | None]:
-    return lambda made: "container.runtime" if made.job.container.runtime == name else None
+def _runtime(*names: str) -> Callable[[Decisions], str | None]:
+    return lambda made: "container.runtime" if made.job.container.runtime in names else None
 
 
 PARTS = (
@@ -169,7 +169,13 @@ PARTS = (
     Part(name="ready", asked_by=_ready, files=("bin/ready.sh",), phases=False),
     Part(name="chain", asked_by=_chain, files=("lib/chain.sh",), phases=False),
     Part(name="rotate", asked_by=lambda _: None, files=("lib/rank_numbers.py",), phases=False),
-    Part(name="image_mount", asked_by=_container, files=("lib/image_mount.sh", "bin/fuse/squashfuse"), phases=False),
+    Part(name="image_mount", asked_by=_container, files=("lib/image_mount.sh",), phases=False),
+    Part(
+        name="fuse_daemon",
+        asked_by=_runtime("pyxis", "enroot"),
+        files=("lib/fuse_daemon.sh", "lib/fuse_path.sh", "bin/fuse/fuse-overlayfs", "bin/fuse/squashfuse"),
+        phases=False,
+    ),
     Part(name="bubblewrap", asked_by=_runtime("bubblewrap"), files=("bin/bubblewrap.sh",), phases=False),
     Part(name="enroot", asked_by=_runtime("enroot"), files=("bin/enroot.sh", "bin/enroot-rc.sh"), phases=False),
     Part(name="pyxis", asked_by=_runtime("pyxis"), files=("bin/container.sh",), phases=False),

@@ -50,6 +50,8 @@ class Pyxis:
             "--container-remap-root" if choice.remap_root else "--no-container-remap-root",
             "--container-writable" if choice.writable else "--container-readonly",
             "--container-entrypoint" if choice.entrypoint else "--no-container-entrypoint",
+            # Pyxis runs Enroot with slurmd's PATH, but passes BASH_ENV. srun takes the last --export.
+            f"--export=ALL,BASH_ENV={container.bin.parent}/lib/fuse_path.sh",
         ]
         if choice.env:
             options.append(f"--container-env={','.join(choice.env)}")

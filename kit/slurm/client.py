@@ -251,8 +251,8 @@ def nodes_in_service(*, env: Mapping[str, str], partition: str | None = None) ->
 def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> None:
     """Run scancel; SlurmError if Slurm does not know one of the jobs.
 
-    gently: send TERM only to the batch scripts. Slurm's own TERM goes to every process of a job, including a container's FUSE
-    daemon, and ranks that lose their files cannot save.
+    gently: send TERM only to the batch scripts. Slurm's own TERM goes to every process of a job, including a DataLoader's
+    workers, and a worker that dies takes its rank down before it has saved.
     """
     options = ["--batch", "--signal=TERM"] if gently else []
     numbers = [str(job_id) for job_id in job_ids]

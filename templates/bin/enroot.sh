@@ -1,7 +1,8 @@
 #!/bin/bash
 # enroot.sh OPTION… IMAGE COMMAND…: `enroot start` for one task of a step, without Pyxis.
-# Slurm signals every process of a step. Enroot's own helpers, such as a FUSE daemon, must outlive a TERM so that the program can
-# save. So all that is started from here ignores the signals, and unignore.sh gives the program its signals back.
+# Slurm signals every process of a step. Enroot's own processes must outlive a TERM so that the program can save. So all that is
+# started from here ignores the signals, and unignore.sh gives the program its signals back. CONT, which cannot be ignored, makes
+# Enroot end its FUSE daemons: lib/fuse_daemon.sh.
 set -euo pipefail
 
 # Enroot closes all files but standard input, output and error. So the file on which the ranks of `srun --mpi=pmi2` meet goes in as
@@ -26,7 +27,5 @@ if [[ -d "${PMIX_SERVER_TMPDIR:-}" ]]; then
     options+=("--mount=${PMIX_SERVER_TMPDIR%/}:${PMIX_SERVER_TMPDIR%/}:x-create=dir,rbind")
 fi
 
-# Enroot mounts the image by the program `squashfuse`.
-export PATH="${BASH_SOURCE[0]%/bin/*}/bin/fuse:${PATH}"
 trap '' TERM USR1 USR2 INT HUP
-exec enroot start "${options[@]}" "$@"
+exec env BASH_ENV="${BASH_SOURCE[0]%/bin/*}/lib/fuse_path.sh" enroot start "${options[@]}" "$@"

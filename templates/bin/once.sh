@@ -17,6 +17,8 @@ source "${KIT_RUN_DIR}/${2:+$2/}program.sh"
 
 main() {
     local file
+    # Pyxis passes it on from the step, where it is for Enroot.
+    unset BASH_ENV
     # A line may leave a process behind that holds the pipe open. The trap tells that the step has ended.
     orphans::watch once
     export -n KIT_TASK_FD KIT_SLURMSTEPD

@@ -36,7 +36,7 @@ rank::link() {
 }
 
 # Opens the file of /proc that tells whether this task's slurmstepd lives, as rank_stepd. It is read once the program has ended. By
-# then Slurm may have ended the FUSE daemons of the container, and no path can be opened, not even /dev/null.
+# then the FUSE daemons of the container may be gone, and no path can be opened, not even /dev/null.
 rank::hold_slurmstepd() {
     rank_stepd=""
     [[ -z "${KIT_SLURMSTEPD:-}" ]] || { exec {rank_stepd}<"/proc/${KIT_SLURMSTEPD}/stat"; } 2>/dev/null || rank_stepd=""

@@ -20,6 +20,8 @@ source "${KIT_RUN_DIR}/${2:+$2/}image-env.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${2:+$2/}program.sh"
 
+# Pyxis passes it on from the step, where it is for Enroot.
+unset BASH_ENV
 export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints" KIT_RESTART_COUNT=0
 export PYTHONPATH="${KIT_RUN_DIR}/code" PYTHONNOUSERSITE=1
 cache_folders::point_at "${KIT_SHELL_CACHE:-/kit/cache}" "${KIT_IMAGE_SHORT}"

@@ -1,11 +1,11 @@
 #!/bin/bash
 # signal.sh NAME[,NAME] SECONDS: one task per node, outside the container. Sends a signal only to the programs that rank.sh started on
 # this node. Each gets the first of the names for which it has a handler, or the last name if it has none. Slurm's own signals go to
-# every process of a step: the FUSE daemons of Pyxis and Enroot, which the ranks' files come from, die of them, torchrun dies of USR1,
-# and a DataLoader's worker that gets TERM takes its parent down. Services get no signal: they stay until the others have saved. This
-# script continues until no rank is left on the node, so a program that has not started yet gets its signal later. A program without a
-# handler for the first name may be about to set one while it still loads (imports from a cold file system take many seconds). It gets
-# its signal once it has stopped reading files, or has lived for half of the SECONDS that the ranks have to save.
+# every process of a step: torchrun dies of USR1, and a DataLoader's worker that gets TERM takes its parent down. Services get no
+# signal: they stay until the others have saved. This script continues until no rank is left on the node, so a program that has not
+# started yet gets its signal later. A program without a handler for the first name may be about to set one while it still loads
+# (imports from a cold file system take many seconds). It gets its signal once it has stopped reading files, or has lived for half of
+# the SECONDS that the ranks have to save.
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR

@@ -248,9 +248,6 @@ failures::explain() {
         return "${code}"
     fi
     failures::show '*' "${step_code}" "$2"
-    if [[ -n "${signals_slurms_term}" && ("${KIT_RUNTIME}" == pyxis || "${KIT_RUNTIME}" == enroot) ]]; then
-        log::info "Slurm's own TERM ends the container's FUSE daemons too, and the ranks' files with them; 'kit cancel' spares them"
-    fi
     return "${code:-${step_code}}"
 }
 

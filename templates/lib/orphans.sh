@@ -55,7 +55,7 @@ orphans::has_lost() {
 }
 
 # Whether it is a slurmstepd and lives. A dead one may stay until its parent reaps it. Here and below, messages are discarded by
-# closing stderr: where Slurm has ended the FUSE daemons of a container, /dev/null cannot be opened, and bash would not read at all.
+# closing stderr: where the FUSE daemons of a container are gone, /dev/null cannot be opened, and bash would not read at all.
 orphans::is_slurmstepd() {
     local line=""
     { read -r line <"/proc/$1/stat"; } 2>&-

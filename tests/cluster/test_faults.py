@@ -30,8 +30,6 @@ from tests.support import REPO
 pytestmark = pytest.mark.cluster
 
 PROGRAM = Path(__file__).with_name("faulty.py").read_text(encoding="utf-8")
-# The runtimes that mount images by FUSE, whose daemons Slurm's own signals end.
-FUSE = ("pyxis", "enroot")
 QUICK = "[preflight]\nfree_disk_gb = 0\n"
 # KIT_FAULTS_WARM=1 forks the ranks of every fault from a warm process, here and in tests/soak.py.
 WARM = ("--set", 'retry.warm=["json"]') if os.environ.get("KIT_FAULTS_WARM") else ()
@@ -45,8 +43,6 @@ class Fault:
     why: rule and verdict of `kit why`.
     code: what the run recorded; None: it could not. state: Slurm's. says: a pattern that the batch log holds.
     saved: ranks that had the time to save. once: the (shape, runtime) in which `make test` shows it.
-    by_slurm: it is Slurm that ends the ranks, and with them the FUSE daemons that Pyxis and Enroot mount images by: the ranks die
-    before they have saved, of one thing or another.
     """
 
     once: tuple[str, str]
@@ -61,11 +57,6 @@ class Fault:
     tools: dict[str, str] = field(default_factory=dict)
     ranks_start: bool = True
     saved: int | None = None
-    by_slurm: bool = False
-
-    def at_mercy(self, runtime: str) -> bool:
-        """Whether the ranks' own end is not defined in this runtime."""
-        return self.by_slurm and runtime in FUSE
 
 
 def kill(pid: int) -> None:
@@ -216,7 +207,6 @@ FAULTS = {
         state="CANCELLED",
         saved=4,
         says="got TERM",
-        by_slurm=True,
     ),
     "cancel-in-preflight": Fault(
         once=("srun", "bubblewrap"),
@@ -245,7 +235,6 @@ FAULTS = {
         state="TIMEOUT",
         saved=4,
         says="got TERM",
-        by_slurm=True,
     ),
     "monitor-killed": Fault(
         once=("srun", "bare"),
@@ -301,9 +290,8 @@ def test_fault(lab: Lab, runtime_of: RuntimeOf, tmp_path: Path, cell: tuple[str,
     assert re.search(fault.says, log), log
     assert lab.settled(run) == []
     assert took < 60, f"the others end within seconds, not {took:.0f}"
-    if not fault.at_mercy(runtime):
-        assert facts["exit_code"] == fault.code, log
-        assert fault.saved is None or len(list(run.glob("saved-*"))) == fault.saved, "the ranks had the time to save"
+    assert facts["exit_code"] == fault.code, log
+    assert fault.saved is None or len(list(run.glob("saved-*"))) == fault.saved, "the ranks had the time to save"
     if fault.code is None:
         assert "the batch script was killed" in str(facts["reason"])
     assert fault.ranks_start or not list(run.glob("up-*"))
@@ -360,11 +348,42 @@ def write(lab: Lab, job: str, how: str = "wait", rank: int = 1) -> None:
     )
 
 
+@pytest.mark.pyxis
+@pytest.mark.parametrize("runtime", ["pyxis", "enroot"])
+@pytest.mark.parametrize("spares_daemons", [True, pytest.param(False, marks=pytest.mark.faults)])
+def test_the_daemons_of_containers_whose_processes_are_all_killed(
+    lab: Lab, runtime_of: RuntimeOf, runtime: str, spares_daemons: bool
+) -> None:
+    """It is the kit's choice of daemon that serves the image, and it ends with the container, whoever is killed."""
+    write(lab, "")
+    run = lab.submit(*runtime_of(runtime))
+    wait_up(lab, run)
+    for node in lab.cluster.nodes:
+        daemons = [one for one in lab.node_processes(node.name) if one.argv[0].startswith("squashfuse")]
+        assert len(daemons) == (1 if runtime == "pyxis" else 2), daemons
+        for daemon in daemons:
+            program = Path(f"/proc/{daemon.pid}/exe").readlink().name
+            assert program == "squashfuse_ll" or "kernel_cache" in daemon.line, (program, daemon.line)
+            assert b"KIT_FUSE_DAEMON=1\0" in daemon.environ
+    rank = next(one for one in lab.processes(run) if b"RANK=1\0" in one.environ)
+    (step,) = re.findall(rb"SLURM_STEP_ID=\d+\0", rank.environ)
+    of_step = [one for one in lab.processes(run) if step in one.environ]
+    marked = [one for one in of_step if b"KIT_FUSE_DAEMON=1\0" in one.environ]
+    assert len(marked) == (4 if runtime == "pyxis" else 8), "a daemon and its watcher"
+    for one in of_step:
+        if one not in marked or not spares_daemons:
+            with contextlib.suppress(ProcessLookupError):
+                kill(one.pid)
+    lab.wait_end(run)
+    assert lab.status(run)["exit_code"] == 137, read(run, "batch")
+    assert lab.settled(run) == []
+
+
 @pytest.mark.parametrize(
     "runtime", ["bare", "bubblewrap", pytest.param("pyxis", marks=pytest.mark.faults)], indirect=True
 )
 def test_lines_of_once_whose_slurmstepd_is_killed(lab: Lab, runtime: str, runtime_of: RuntimeOf) -> None:
-    """Slurm would never end their step. In bubblewrap root's lines see no slurmstepd; under Pyxis they lose their files with it."""
+    """Slurm would never end their step. In bubblewrap root's lines see no slurmstepd."""
     write(lab, "[once]\nlines = ['touch \"$KIT_RUN_DIR/once-up\"', 'trap \"\" TERM; sleep 600']\n")
     run = lab.submit(*runtime_of(runtime))
     lab.wait((run / "once-up").exists, run)
@@ -545,7 +564,7 @@ def test_node_daemon_killed(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell) -
     try:
         job = lab.wait_end(run)
         assert job["JobState"] == "NODE_FAIL", read(run, "batch")
-        assert lab.status(run)["exit_code"] == 143 or cell[1] in FUSE, read(run, "batch")
+        assert lab.status(run)["exit_code"] == 143, read(run, "batch")
         assert lab.status(run)["reason"] == "NodeDown"
         assert (why(lab, run)["rule"], why(lab, run)["verdict"]) == ("node-lost", "bad node")
     finally:

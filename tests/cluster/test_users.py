@@ -8,7 +8,7 @@ import os
 import pwd
 import random
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -346,9 +346,9 @@ def write(lab: Lab, program: str, job: str = "") -> None:
     lab.write(f'script = "program.py"\n{job}[preflight]\nfree_disk_gb = 0\n', program)
 
 
-def started(lab: Lab, user: pwd.struct_passwd, shape: str) -> Path:
+def started(lab: Lab, user: pwd.struct_passwd, shape: str, *options: str) -> Path:
     """A run of faulty.py whose four ranks are up."""
-    done = submit(lab, user, "--set", f"shape={shape}")
+    done = submit(lab, user, "--set", f"shape={shape}", *options)
     assert done.returncode == 0, done.stderr
     run = Path(done.stdout.splitlines()[0])
     lab.wait(lambda: len(list(run.glob("up-*-0"))) == 4, run, seconds=90)
@@ -370,6 +370,21 @@ def test_cancel_in_bubblewrap(contained: Lab, users: list[pwd.struct_passwd], sh
     write(contained, FAULTY, 'args = ["wait", "1"]\n')
     run = started(contained, users[0], shape)
     kit(contained, users[0], "cancel", run.name)
+    assert contained.wait_end(run)["JobState"] == "CANCELLED"
+    facts = json.loads(kit(contained, users[0], "status", run.name, "--json").stdout)
+    assert (facts["exit_code"], len(list(run.glob("saved-*")))) == (143, 4), (run / "logs" / "batch.log").read_text()
+    assert contained.settled(run) == []
+
+
+@pytest.mark.pyxis
+@pytest.mark.parametrize("runtime", ["pyxis", "enroot"])
+def test_scancel_where_fuse_serves_the_image(
+    contained: Lab, users: list[pwd.struct_passwd], runtime_of: Callable[[str], list[str]], runtime: str
+) -> None:
+    """Slurm's own signals reach the daemon, too: the ranks keep their files, and save."""
+    write(contained, FAULTY, 'args = ["wait", "1"]\n')
+    run = started(contained, users[0], "srun", *runtime_of(runtime))
+    contained.slurm("scancel", contained.job(run)["JobId"])
     assert contained.wait_end(run)["JobState"] == "CANCELLED"
     facts = json.loads(kit(contained, users[0], "status", run.name, "--json").stdout)
     assert (facts["exit_code"], len(list(run.glob("saved-*")))) == (143, 4), (run / "logs" / "batch.log").read_text()

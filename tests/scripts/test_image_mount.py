@@ -68,7 +68,7 @@ def test_a_node_without_squashfuse_ll(folder: Path) -> None:
     file = image(folder)
     run = folder / "runs/run"
     # Only the programs that the script itself needs.
-    for name in ("bash", "od", "env"):
+    for name in ("bash", "od", "env", "setsid"):
         (folder / "programs" / name).symlink_to(f"/usr/bin/{name}")
     env = {"PATH": f"{run}/bin/fuse:{folder}/programs"}
     said = shell.run(
