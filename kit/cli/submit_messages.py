@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
@@ -28,10 +29,19 @@ def show_warnings(jobs: Iterable[Prepared | Kind]) -> None:
 
 
 def show_advice(jobs: Iterable[Prepared]) -> None:
-    """Print what Slurm's topology makes slow. Slurm is asked at most once for each job."""
+    """Print what Slurm's topology makes slow, and which variables stay behind. Slurm is asked at most once for each job."""
     from kit.slurm import parallel_group_fit
 
+    jobs = [*jobs]
+    show_left_behind(jobs)
     _warn(one for job in jobs for one in parallel_group_fit.warnings(job.plan, env=job.env))
+
+
+def show_left_behind(jobs: Iterable[Prepared]) -> None:
+    """Print once which variables of this shell look as if they were meant for the ranks, which do not get them."""
+    from kit.runs.variables_left_behind import left_behind
+
+    _warn(one for job in jobs if (one := left_behind(job.resolved, os.environ)))
 
 
 def outlooks(jobs: Iterable[Prepared]) -> list[Outlook]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from kit.cli import completion_candidates
 from kit.cli.job_options import AfterPoints, ClusterName, Containers, JobFile, Overrides
-from kit.cli.submit_messages import show_warnings
+from kit.cli.submit_messages import show_left_behind, show_warnings
 from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
@@ -93,6 +93,7 @@ def sweep(
         return
     record = into
     if todo:
+        show_left_behind([made.first])
         waits = _after(after or [], arrays, job_file, made.first.env)
         record = sending.resubmit(made, into, todo) if into else sending.submit(made, after=waits)
     print(json.dumps(_facts(made, todo, arrays, record), indent=2) if as_json else made.at)

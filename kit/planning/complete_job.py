@@ -38,6 +38,7 @@ def completed(resolved: Resolved, site: Site) -> Resolved:
     made = {
         "resources": _resources(resolved),
         "slurm": job.slurm.model_copy(update={"lead": _lead(resolved)}),
+        "inherit": tuple(dict.fromkeys((*resolved.cluster.inherit, *job.inherit))),
         "shape": shape,
         "rendezvous": _rendezvous(resolved, shape),
         "seed": site.seed if job.seed is None else job.seed,

@@ -129,9 +129,10 @@ def prepare_resolved(
         if running is not None:
             env, pyxis = running.env(), running.has_pyxis
             resolved = _shaped_like(resolved, running)
-    env = client.environment(env, inherit=resolved.job.inherit)
+    names = (*resolved.cluster.inherit, *resolved.job.inherit)
+    env = client.environment(env, inherit=names)
     if remote:
-        env = remote.env({name: env[name] for name in resolved.job.inherit if name in env})
+        env = remote.env(client.inherited(names))
     if not resolved.cluster.embedded and "auto" in {resolved.cluster.container.runtime}:
         pyxis = client.has_pyxis(env=env)
     locks = (lock_of(resolved, earlier), role_locks_of(resolved, earlier)) if containers else (None, {})

@@ -14,6 +14,7 @@ from kit.runs.manifest import Manifest
 from kit.runs.remote_clusters import RemoteCluster
 from kit.runs.remote_send import Errand
 from kit.runs.status import Status
+from kit.slurm import client
 from kit.spec.job import Job
 from kit.spec.run_paths import RunPaths
 
@@ -49,7 +50,7 @@ def resume(status: Status, record: Manifest, cluster: RemoteCluster, *, inherite
         old=record.job_id or 0,
     )
     errand = replace(errand, argv=remote_send.with_key(errand, paths.batch.read_text(encoding="utf-8")))
-    wanted = {name: inherited[name] for name in job.inherit if name in inherited}
+    wanted = {name: value for name, value in inherited.items() if client.inherits(job.inherit, name)}
     job_id = remote_send.until_known(cluster, errand, content, env=wanted)
     again = again.model_copy(update={"job_id": job_id})
     with cluster.mirror.changing():

@@ -5,6 +5,7 @@ If the jobs of a training over two clusters still run but their relay died, it r
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from pathlib import Path
@@ -45,7 +46,7 @@ def resume(one: Status, *, env: dict[str, str]) -> Manifest:
     if remote:
         from kit.runs import remote_resume
 
-        return remote_resume.resume(one, record, remote, inherited=client.environment({}))
+        return remote_resume.resume(one, record, remote, inherited=os.environ)
     if record.image.startswith("/"):
         _require_image(record)
     job = load_model(paths.job, Job)

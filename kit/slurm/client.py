@@ -16,6 +16,9 @@ from kit.slurm.tolerant_reader import MARK, is_number
 # slurmctld would keep in the job's environment file.
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "SLURM_CONF", "DEBUG")
 
+# Variables that no pattern takes along.
+_KEPT_BACK = re.compile(r"KEY|TOKEN|SECRET|PASSW|^(SLURM|SBATCH|SALLOC|SRUN|PYXIS|KIT)_")
+
 # squeue(1): the states in which a job still holds nodes or waits for them.
 ACTIVE = frozenset(
     {"PENDING", "RUNNING", "SUSPENDED", "CONFIGURING", "COMPLETING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESIZING",
@@ -78,7 +81,20 @@ def environment(extra: Mapping[str, str], *, inherit: Sequence[str] = ()) -> dic
 
     extra: such as SLURM_CONF of an embedded cluster.
     """
-    return {**{name: os.environ[name] for name in (*_INHERITED, *inherit) if name in os.environ}, **extra}
+    return {**{name: os.environ[name] for name in _INHERITED if name in os.environ}, **inherited(inherit), **extra}
+
+
+def inherited(names: Sequence[str]) -> dict[str, str]:
+    """The variables of this process with one of the names, or with a name of a pattern such as `NCCL_*`."""
+    return {name: value for name, value in os.environ.items() if inherits(names, name)}
+
+
+def inherits(names: Sequence[str], name: str) -> bool:
+    """Whether names and patterns include a variable. A pattern includes no secret, and none that Slurm's commands would read."""
+    if name in names:
+        return True
+    patterns = [one[:-1] for one in names if one.endswith("*")]
+    return bool(patterns) and name.startswith(tuple(patterns)) and not _KEPT_BACK.search(name)
 
 
 def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:

@@ -10,6 +10,7 @@ from pydantic import AfterValidator, Field, model_validator
 from kit.errors import nearest
 from kit.spec.schema_base import (
     EnvName,
+    EnvPattern,
     ImageStage,
     Memory,
     Model,
@@ -234,6 +235,12 @@ class Cluster(Model):
     price: Price | None = Field(default=None, description="Price of GPUs.")
     network: Annotated[dict[EnvName, Text], AfterValidator(interfaces)] = Field(
         default_factory=dict, description="Environment variables of every rank for NCCL, Gloo and the fabric."
+    )
+    inherit: tuple[EnvPattern, ...] = Field(
+        default=(),
+        description="Variables of the submitter's environment that the ranks of every job get, as in a job's `inherit`. Those of "
+        "the job are added.",
+        examples=[["NCCL_*"]],
     )
     setup: tuple[Text, ...] = Field(default=(), description="Shell lines that run before the job's own `setup` lines.")
     max_array: int = Field(

@@ -23,6 +23,7 @@ from kit.spec.run_paths import is_launchers
 from kit.spec.schema_base import (
     ContainerPath,
     EnvName,
+    EnvPattern,
     Model,
     Name,
     SbatchWord,
@@ -146,9 +147,11 @@ class Job(Model):
     )
     python: Arg = Field(default="python3", description="Python interpreter in the container.")
     env: dict[EnvName, Arg] = Field(default_factory=dict, description="Environment variables of every rank.")
-    inherit: tuple[EnvName, ...] = Field(
+    inherit: tuple[EnvPattern, ...] = Field(
         default=(),
-        description="Variables of your environment that the ranks get. They get no other variable of your environment.",
+        description="Variables of your environment that the ranks get, by name or as 'NCCL_*'. They get no other variable of your "
+        "environment. A pattern leaves out secrets: names with KEY, TOKEN, SECRET or PASSWORD.",
+        examples=[["NCCL_*"]],
     )
     mounts: tuple[JobMount, ...] = Field(
         default=(), description="Names from the cluster's mount set, or tables with a source and a target."

@@ -72,6 +72,20 @@ EnvName = Annotated[
     ),
 ]
 
+# The name of a variable, or a pattern: `NCCL_*` for all that begin so.
+EnvPattern = Annotated[
+    str,
+    Form(
+        pattern=r"[A-Za-z_][A-Za-z0-9_]*\*?",
+        what="the name of an environment variable, or a pattern of names",
+        how="letters, digits and _, no digit first, and perhaps * at the end",
+        example="NCCL_*",
+        nearest=lambda text: (
+            re.sub(r"\W", "_", text.lstrip("$").rstrip("*"), flags=re.ASCII) + "*" * text.endswith("*")
+        ),
+    ),
+]
+
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 

@@ -17,6 +17,7 @@ source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_RUN_DIR}/lib/tools.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${2:+$2/}image-env.sh"
+KIT_RANK_ARGS=()
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${2:+$2/}program.sh"
 
@@ -24,6 +25,11 @@ source "${KIT_RUN_DIR}/${2:+$2/}program.sh"
 unset BASH_ENV
 export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints" KIT_RESTART_COUNT=0
 export PYTHONPATH="${KIT_RUN_DIR}/code" PYTHONNOUSERSITE=1
+# The shell is one task of its own, and what is typed there is a training of one rank. Slurm's numbers of the job would make a
+# framework wait for the other ranks. By the name of the job, Lightning and others know that no step started them.
+export SLURM_JOB_NAME=interactive SLURM_NTASKS=1 SLURM_NPROCS=1 SLURM_NTASKS_PER_NODE=1 SLURM_TASKS_PER_NODE=1 SLURM_NNODES=1
+export RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0 KIT_NNODES=1 KIT_RANKS_PER_NODE=1
+export MASTER_ADDR=127.0.0.1 MASTER_PORT="$((20000 + ${SLURM_JOB_ID:-0} % 10000))"
 cache_folders::point_at "${KIT_SHELL_CACHE:-/kit/cache}" "${KIT_IMAGE_SHORT}"
 if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
     # shellcheck source=/dev/null
@@ -37,7 +43,10 @@ if ((${#tool[@]})); then
     tools::serve "${tool[@]}"
     exit
 fi
-log::info "shell in the job's container; the program would be: ${KIT_PROGRAM[*]@Q}"
+for ((index = 0; index < ${#KIT_RANK_ARGS[@]}; index += 2)); do
+    KIT_PROGRAM+=("${KIT_RANK_ARGS[index]}" "${!KIT_RANK_ARGS[index + 1]}")
+done
+log::info "shell in the job's container; the program, as one rank, would be: ${KIT_PROGRAM[*]@Q}"
 env -- "${KIT_PROGRAM_ENV[@]}" bash --norc -i
 code=$?
 # Pyxis and Enroot leave a stopped process in this task's group, to hold the container's FUSE daemons. On its own terminal the group

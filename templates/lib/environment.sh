@@ -7,6 +7,11 @@ environment::require_allocation() {
         log::error "this script runs under sbatch, or by hand inside an allocation of salloc"
         exit 2
     fi
+    # srun starts a script once per task. One batch script runs all steps of the job.
+    if ((${SLURM_PROCID:-0} > 0)); then
+        log::info "task ${SLURM_PROCID} of the step that started this script has nothing to do: task 0 runs the job"
+        exit 0
+    fi
     # By hand in an interactive step: this script would take that step's variables for its own, and must share the step's resources.
     environment_share=()
     # Slurm 26.05 also sets SLURM_STEP_ID in a batch script. No batch script has the variables in which srun gives a task its port.
@@ -31,9 +36,10 @@ environment::require_allocation() {
 
 environment::scrub() {
     local -A keep=()
-    local name
+    local -a patterns=()
+    local name pattern
     for name in PATH HOME USER LOGNAME SHELL LANG LC_ALL TZ TMPDIR TERM DEBUG LD_LIBRARY_PATH "$@"; do
-        keep["${name}"]=1
+        if [[ "${name}" == *'*' ]]; then patterns+=("${name}"); else keep["${name}"]=1; fi
     done
     for name in $(compgen -e); do
         case "${name}" in
@@ -44,7 +50,14 @@ environment::scrub() {
                 | SLURM_WHOLE | SLURM_THREADS_PER_CORE | SLURM_WAIT | SLURM_KILL_BAD_EXIT | SLURM_MPI_TYPE | SLURM_EXPORT_ENV \
                 | SLURM_LABELIO | SLURM_UNBUFFEREDIO | SLURM_OPEN_MODE | SLURM_RELATIVE | SLURM_NO_KILL) unset "${name}" ;;
             SLURM_* | SLURMD_* | KIT_* | CUDA_VISIBLE_DEVICES | GPU_DEVICE_ORDINAL | ROCR_VISIBLE_DEVICES | ZE_AFFINITY_MASK) ;;
-            *) [[ -n "${keep[${name}]:-}" ]] || unset "${name}" 2>/dev/null || true ;;
+            *)
+                [[ -z "${keep[${name}]:-}" ]] || continue
+                for pattern in "${patterns[@]}"; do
+                    # `kit submit` passes on no secret by a pattern; a script that somebody runs by hand finds them in the shell.
+                    [[ "${name}" != ${pattern} || "${name}" =~ KEY|TOKEN|SECRET|PASSW ]] || continue 2
+                done
+                unset "${name}" 2>/dev/null || true
+                ;;
         esac
     done
 }

@@ -60,9 +60,15 @@ def test_shell_in_an_allocation_of_its_own(lab: Lab, runtime_of: Callable[[str],
         screen.expect(
             rf"\[of the job\] \[canary\] \[{inside}\] \[{run_dir}/checkpoints\] \[/dev/\S+\] \[{lab.cluster.nodes[0].name}\]"
         )
+        screen.type(
+            "echo [$RANK/$WORLD_SIZE/$SLURM_NTASKS/$SLURM_NTASKS_PER_NODE/$SLURM_JOB_NAME/${MASTER_PORT:+port}]\n"
+        )
+        screen.expect(r"\[0/1/1/1/interactive/port\]")
         run = newest_run(lab)
         screen.type("exit 3\n")
         assert screen.code() == 3
+    # It waited for ever.
+    assert (lab.status(run)["state"], lab.status(run)["exit_code"]) == ("FAILED", 3)
     lab.wait(lambda: "test" not in lab.slurm("squeue", "--noheader", "--format=%j").split(), run)
     assert lab.settled(run) == []
 

@@ -50,11 +50,18 @@ def test_what_started_the_script(env: dict[str, str], said: list[str]) -> None:
 
 
 def test_an_interactive_steps_own_variables_go_and_the_jobs_stay() -> None:
-    step = dict.fromkeys(
-        ("SLURM_STEP_ID", "SLURM_PROCID", "SLURM_NTASKS", "SLURM_UMASK", "SLURM_LAUNCH_NODE_IPADDR"), "1"
-    )
+    step = dict.fromkeys(("SLURM_STEP_ID", "SLURM_NTASKS", "SLURM_UMASK", "SLURM_LAUNCH_NODE_IPADDR"), "1")
+    step["SLURM_PROCID"] = "0"
     script = "environment::require_allocation >/dev/null\ncompgen -e | grep ^SLURM_ | sort"
     assert bash(script, SLURM_JOB_ID="7", SLURM_JOB_NODELIST="n1", **step) == ["SLURM_JOB_ID", "SLURM_JOB_NODELIST"]
+
+
+@pytest.mark.parametrize(("task", "said"), [("0", ["|7||", "goes on"]), ("1", ["left 0"])])
+def test_of_the_tasks_of_a_step_only_the_first_runs_the_job(task: str, said: list[str]) -> None:
+    """`srun -N1 --ntasks-per-node=2 batch.sh` started two batch scripts in one run folder."""
+    found = bash(f"({LOOK}\necho goes on)\necho left $?", SLURM_JOB_ID="7", SLURM_PROCID=task)
+    assert [line for line in found if not line.startswith("info")][: len(said)] == said
+    assert any("task 1 of the step" in line for line in found) == (task == "1")
 
 
 def test_what_the_ranks_are_not_to_see_goes() -> None:
@@ -89,3 +96,16 @@ def test_what_the_ranks_are_not_to_see_goes() -> None:
 def test_a_variable_that_cannot_be_unset_ends_nothing() -> None:
     # The last of all names: what becomes of it is what the function returns.
     assert bash("readonly zz\nenvironment::scrub\necho on", zz="1") == ["on"]
+
+
+def test_a_pattern_keeps_what_begins_so_and_no_secret() -> None:
+    given = {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_IB_HCA": "a",
+        "WANDB_PROJECT": "p",
+        "WANDB_API_KEY": "k",
+        "OMP_NUM_THREADS": "1",
+        "MINE": "1",
+    }
+    script = "environment::scrub 'NCCL_*' 'WANDB_*' MINE\ncompgen -e | grep -E 'NCCL|WANDB|OMP|MINE' | sort"
+    assert bash(script, **given) == ["MINE", "NCCL_DEBUG", "NCCL_IB_HCA", "WANDB_PROJECT"]

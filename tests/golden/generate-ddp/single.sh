@@ -124,12 +124,13 @@ readonly -a KIT_STEP_0_ARGV=(
     --output=/shared/runs/llama-@JOB@/logs/task-%t.log
     --open-mode=append
     --container-image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --container-mounts=/shared/runs/llama-@JOB@:/kit/run,/home/ada/project:/workspace,/local/kit-ada:/kit/cache
+    --container-mounts=/shared/runs/llama-@JOB@:/kit/run,/home/ada/project:/workspace,/local/kit-ada:/kit/cache,/shared/runs/llama-@JOB@/bin:/kit/run/bin:ro,/shared/runs/llama-@JOB@/lib:/kit/run/lib:ro
     --container-workdir=/workspace
     --no-container-mount-home
     --container-remap-root
     --container-readonly
     --no-container-entrypoint
+    --export=ALL,BASH_ENV=/shared/runs/llama-@JOB@/lib/fuse_path.sh
     /kit/run/worker.sh
 )
 readonly -a KIT_SIGNAL_ARGV=(
@@ -217,12 +218,13 @@ readonly -a KIT_PROBE_ARGV=(
     --output=/shared/runs/llama-@JOB@/logs/preflight.log
     --open-mode=append
     --container-image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --container-mounts=/shared/runs/llama-@JOB@:/kit/run,/home/ada/project:/workspace,/local/kit-ada:/kit/cache
+    --container-mounts=/shared/runs/llama-@JOB@:/kit/run,/home/ada/project:/workspace,/local/kit-ada:/kit/cache,/shared/runs/llama-@JOB@/bin:/kit/run/bin:ro,/shared/runs/llama-@JOB@/lib:/kit/run/lib:ro
     --container-workdir=/workspace
     --no-container-mount-home
     --container-remap-root
     --container-readonly
     --no-container-entrypoint
+    --export=ALL,BASH_ENV=/shared/runs/llama-@JOB@/lib/fuse_path.sh
     /kit/run/bin/probe.sh
     python3
     image-env.sh
@@ -380,8 +382,6 @@ main() {
     output_links::link
     trap finish EXIT
     environment::scrub "${KIT_INHERIT[@]}"
-    # Pyxis gives Enroot this PATH, by which it finds `squashfuse`.
-    [[ "${KIT_RUNTIME}" != pyxis ]] || export PATH="${KIT_RUN_DIR}/bin/fuse:${PATH}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
     signals::trap
 
@@ -457,6 +457,8 @@ source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 [[ -z "${KIT_WARM_SERVER:-}" ]] || source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 
 main() {
+    # Pyxis passes it on from the step, where it is for Enroot.
+    unset BASH_ENV
     [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
@@ -707,6 +709,7 @@ description = "InfiniBand, 8-GPU nodes, QOS table"
 embedded = false
 default_qos = "normal"
 mounts = "infiniband"
+inherit = []
 setup = []
 max_array = 1001
 expedited_requeue = false
@@ -864,6 +867,8 @@ KIT_FILE
 KIT_FILE
     unpack 755 bin/unignore.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 755 bin/fuse/fuse-overlayfs <<'KIT_FILE'
+KIT_FILE
     unpack 755 bin/fuse/squashfuse <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/cache_folders.sh <<'KIT_FILE'
@@ -883,6 +888,10 @@ KIT_FILE
     unpack 644 lib/failure_watch.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/failures.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/fuse_daemon.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/fuse_path.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/heartbeat.sh <<'KIT_FILE'
 KIT_FILE

@@ -93,6 +93,8 @@ readonly -a KIT_STEP_0_ARGV=(
     --mount=/shared/runs/digits-1:/kit/run:x-create=auto,rbind
     --mount=/home/ada/project/examples/ddp:/workspace:x-create=auto,rbind
     --mount=/local/kit-ada:/kit/cache:x-create=auto,rbind
+    --mount=/shared/runs/digits-1/bin:/kit/run/bin:x-create=auto,rbind,ro
+    --mount=/shared/runs/digits-1/lib:/kit/run/lib:x-create=auto,rbind,ro
     /lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
     /kit/run/bin/unignore.sh
     /kit/run/worker.sh
@@ -156,6 +158,8 @@ readonly -a KIT_PREFLIGHT_ARGV=(
     --mount=/shared/runs/digits-1:/kit/run:x-create=auto,rbind
     --mount=/home/ada/project/examples/ddp:/workspace:x-create=auto,rbind
     --mount=/local/kit-ada:/kit/cache:x-create=auto,rbind
+    --mount=/shared/runs/digits-1/bin:/kit/run/bin:x-create=auto,rbind,ro
+    --mount=/shared/runs/digits-1/lib:/kit/run/lib:x-create=auto,rbind,ro
     /lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
     /kit/run/bin/unignore.sh
     /kit/run/bin/probe.sh
@@ -302,8 +306,6 @@ main() {
     output_links::link
     trap finish EXIT
     environment::scrub "${KIT_INHERIT[@]}"
-    # Pyxis gives Enroot this PATH, by which it finds `squashfuse`.
-    [[ "${KIT_RUNTIME}" != pyxis ]] || export PATH="${KIT_RUN_DIR}/bin/fuse:${PATH}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
     signals::trap
 

@@ -40,6 +40,8 @@ source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 [[ -z "${KIT_WARM_SERVER:-}" ]] || source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 
 main() {
+    # Pyxis passes it on from the step, where it is for Enroot.
+    unset BASH_ENV
     [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi

@@ -89,12 +89,13 @@ readonly -a KIT_STEP_0_ARGV=(
     --output=/shared/runs/digits-1/logs/server/task-%t.log
     --open-mode=append
     --container-image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/tmp/kit-ada:/kit/cache
+    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/tmp/kit-ada:/kit/cache,/shared/runs/digits-1/bin:/kit/run/bin:ro,/shared/runs/digits-1/lib:/kit/run/lib:ro
     --container-workdir=/workspace
     --no-container-mount-home
     --container-remap-root
     --container-readonly
     --no-container-entrypoint
+    --export=ALL,BASH_ENV=/shared/runs/digits-1/lib/fuse_path.sh
     /kit/run/roles/server/worker.sh
 )
 readonly -A KIT_STEP_1=(
@@ -131,12 +132,13 @@ readonly -a KIT_STEP_1_ARGV=(
     --output=/shared/runs/digits-1/logs/trainer/task-%t.log
     --open-mode=append
     --container-image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/tmp/kit-ada:/kit/cache
+    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/tmp/kit-ada:/kit/cache,/shared/runs/digits-1/bin:/kit/run/bin:ro,/shared/runs/digits-1/lib:/kit/run/lib:ro
     --container-workdir=/workspace
     --no-container-mount-home
     --container-remap-root
     --container-readonly
     --no-container-entrypoint
+    --export=ALL,BASH_ENV=/shared/runs/digits-1/lib/fuse_path.sh
     /kit/run/roles/trainer/worker.sh
 )
 readonly -a KIT_SIGNAL_ARGV=(
@@ -224,12 +226,13 @@ readonly -a KIT_PROBE_ARGV=(
     --output=/shared/runs/digits-1/logs/preflight.log
     --open-mode=append
     --container-image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/tmp/kit-ada:/kit/cache
+    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/tmp/kit-ada:/kit/cache,/shared/runs/digits-1/bin:/kit/run/bin:ro,/shared/runs/digits-1/lib:/kit/run/lib:ro
     --container-workdir=/workspace
     --no-container-mount-home
     --container-remap-root
     --container-readonly
     --no-container-entrypoint
+    --export=ALL,BASH_ENV=/shared/runs/digits-1/lib/fuse_path.sh
     /kit/run/bin/probe.sh
     python3
     roles/trainer/image-env.sh
@@ -387,8 +390,6 @@ main() {
     output_links::link
     trap finish EXIT
     environment::scrub "${KIT_INHERIT[@]}"
-    # Pyxis gives Enroot this PATH, by which it finds `squashfuse`.
-    [[ "${KIT_RUNTIME}" != pyxis ]] || export PATH="${KIT_RUN_DIR}/bin/fuse:${PATH}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
     signals::trap
 

@@ -93,12 +93,13 @@ readonly -a KIT_STEP_0_ARGV=(
     --label
     --hint=nomultithread
     --container-image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/local/kit-ada:/kit/cache
+    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/local/kit-ada:/kit/cache,/shared/runs/digits-1/bin:/kit/run/bin:ro,/shared/runs/digits-1/lib:/kit/run/lib:ro
     --container-workdir=/workspace
     --no-container-mount-home
     --container-remap-root
     --container-readonly
     --no-container-entrypoint
+    --export=ALL,BASH_ENV=/shared/runs/digits-1/lib/fuse_path.sh
     /kit/run/worker.sh
 )
 readonly -a KIT_SIGNAL_ARGV=(
@@ -186,12 +187,13 @@ readonly -a KIT_PROBE_ARGV=(
     --output=/shared/runs/digits-1/logs/preflight.log
     --open-mode=append
     --container-image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/local/kit-ada:/kit/cache
+    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/local/kit-ada:/kit/cache,/shared/runs/digits-1/bin:/kit/run/bin:ro,/shared/runs/digits-1/lib:/kit/run/lib:ro
     --container-workdir=/workspace
     --no-container-mount-home
     --container-remap-root
     --container-readonly
     --no-container-entrypoint
+    --export=ALL,BASH_ENV=/shared/runs/digits-1/lib/fuse_path.sh
     /kit/run/bin/probe.sh
     python3
     image-env.sh
@@ -211,12 +213,13 @@ readonly -a KIT_ONCE_ARGV=(
     --output=/shared/runs/digits-1/logs/once.log
     --open-mode=append
     --container-image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/local/kit-ada:/kit/cache
+    --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/local/kit-ada:/kit/cache,/shared/runs/digits-1/bin:/kit/run/bin:ro,/shared/runs/digits-1/lib:/kit/run/lib:ro
     --container-workdir=/workspace
     --no-container-mount-home
     --container-remap-root
     --container-readonly
     --no-container-entrypoint
+    --export=ALL,BASH_ENV=/shared/runs/digits-1/lib/fuse_path.sh
     /kit/run/bin/once.sh
     /workspace
     ''
@@ -373,8 +376,6 @@ main() {
     output_links::link
     trap finish EXIT
     environment::scrub "${KIT_INHERIT[@]}"
-    # Pyxis gives Enroot this PATH, by which it finds `squashfuse`.
-    [[ "${KIT_RUNTIME}" != pyxis ]] || export PATH="${KIT_RUN_DIR}/bin/fuse:${PATH}"
     debug::enable_if_asked "${DEBUG:-${KIT_DEBUG_DEFAULT}}"
     signals::trap
 
