@@ -27,9 +27,16 @@ def export(
             help="Include the .sqsh files of the run's images. Without this option, the file contains only their locks.",
         ),
     ] = False,
+    with_private: Annotated[
+        bool,
+        typer.Option(
+            "--with-private",
+            help="Include files and values that look like keys, logins or tokens, instead of refusing them.",
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the file's path, size and contents as JSON.")] = False,
 ) -> None:
-    """Pack an ended run into one file: code, job, locks, manifest, logs, metrics. The file never contains secrets."""
+    """Pack an ended run into one file: code, job, locks, manifest, logs, metrics. What looks like a key is refused."""
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
     from kit.errors import RunError
@@ -41,7 +48,8 @@ def export(
     if one.active:
         raise RunError(f"run {run_dir.name} is {one.state}: it has not ended", hint=f"kit cancel {run_dir.name}")
     remote_clusters.fetch_whole(run_dir)
-    done = exporting.export(run_dir, output or Path(f"{run_dir.name}.tar.zst"), with_image=with_image)
+    file = output or Path(f"{run_dir.name}.tar.zst")
+    done = exporting.export(run_dir, file, with_image=with_image, with_private=with_private)
     size, count = done.file.stat().st_size, len(done.index.members)
     if as_json:
         facts = {"file": str(done.file), "bytes": size, "left_out": done.left_out, **done.index.model_dump(mode="json")}

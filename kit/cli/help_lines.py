@@ -32,7 +32,7 @@ HELP_LINES = {
     "cancel": "Cancel runs, or all points of sweeps. The ranks are asked to save and end. A second cancel ends them immediately.",
     "resume": "Submit an ended run again, in the same run folder. The program continues from the newest checkpoint.",
     "rerun": "Repeat an earlier run with the same code, image, job and seed, in a new run folder.",
-    "export": "Pack an ended run into one file: code, job, locks, manifest, logs, metrics. The file never contains secrets.",
+    "export": "Pack an ended run into one file: code, job, locks, manifest, logs, metrics. What looks like a key is refused.",
     "import": "Unpack a run that 'kit export' packed. kit status, logs and rerun then work on it. Each file's digest is checked.",
     "tmux": "Open a tmux session for a run, with a shell and a pane of logs for each role. A second call returns to the session.",
     "port": "Forward a port of this machine to a port of a running job's node, also over ssh, until Ctrl-C or the end of the job.",

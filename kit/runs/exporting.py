@@ -1,5 +1,5 @@
 """`kit export`: packs a run into one file, with everything for reading it and for running it again elsewhere,
-but without secrets.
+but without the job's secrets, and without files that look like keys or logins unless they are asked for.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kit import __version__, config, data_folders, shell, untrusted_files
 from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.images import check_against_lock, temporary_names
 from kit.remote import run_folder_mirror as mirrors
-from kit.runs import archive_format, recorded_inputs, secret
+from kit.runs import archive_format, private_files, recorded_inputs, secret
 from kit.runs.archive_format import Index, Member
 from kit.runs.manifest import Manifest
 from kit.runs.manifest import read as read_manifest
@@ -33,6 +33,10 @@ _FOLDERS = ("bin", "lib", "code", "configs", "locks", "logs", "monitor", "state"
 # A shorter value occurs in files by chance.
 _SHORTEST_SECRET = 6
 _BLOCK = tarfile.BLOCKSIZE
+_NAMED = 10
+# Folders of a run with what programs printed or measured; large, and compared with the job's own secrets.
+_NOT_SEARCHED = frozenset({"logs", "monitor", "state", "bin", "lib"})
+_FILES = "/files/"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,17 +48,22 @@ class Exported:
     left_out: tuple[str, ...]
 
 
-def export(run_dir: Path, output: Path, *, with_image: bool = False, now: datetime | None = None) -> Exported:
-    """Write a run that has ended to `output`, atomically. with_image: include the images.
+def export(
+    run_dir: Path, output: Path, *, with_image: bool = False, with_private: bool = False, now: datetime | None = None
+) -> Exported:
+    """Write a run that has ended to `output`, atomically. with_image: include the images. with_private: include what looks like
+    keys or logins.
 
-    RunError when the snapshot is missing, or a file contains a secret or changes meanwhile; LockError for a missing image;
-    UsageError for a name without one of the two endings, or for an existing file.
+    RunError when the snapshot is missing, or a file contains a secret, looks like one, or changes meanwhile; LockError for a
+    missing image; UsageError for a name without one of the two endings, or for an existing file.
     """
     write = _writer(output)
     record = read_manifest(RunPaths(run_dir).manifest)
     sources = dict(_files(run_dir))
     sources |= _snapshot(run_dir, record)
     sources |= _images(run_dir, record) if with_image else {}
+    if not with_private:
+        _refuse_private(run_dir, sources)
     hidden = _secrets(run_dir, record)
     index = Index(
         kit=__version__,
@@ -168,6 +177,41 @@ def _secrets(run_dir: Path, record: Manifest) -> dict[str, bytes]:
         found |= secret.gather(job, job_dir=place.parent, job_file=record.job_file)
     found |= secret.read(run_dir) | secret.read_urls(run_dir)
     return {name: value.encode() for name, value in found.items() if len(value) >= _SHORTEST_SECRET}
+
+
+def _refuse_private(run_dir: Path, sources: Mapping[str, Path]) -> None:
+    """RunError, with their names, for files and values that look like keys or logins. Logs and images are not searched."""
+    found = [str(path) for name, path in sources.items() if _is_private(name, path)]
+    with suppress(ConfigError):
+        job = config.load_model(RunPaths(run_dir).job, Job)
+        found += [f"{RunPaths(run_dir).job}: {key}" for key, _ in private_files.private_values(job)]
+    if found:
+        more = f"\n  and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
+        listed = "".join(f"\n  {one}" for one in found[:_NAMED])
+        problem = f"what looks like a key, a login or a token would be in the file:{listed}{more}"
+        raise RunError(
+            problem, hint=f"kit export {run_dir.name} --with-private, if whoever gets the file may have them"
+        )
+
+
+def _is_private(name: str, path: Path) -> bool:
+    code = name.startswith(archive_format.OBJECTS)
+    inside = name.removeprefix(archive_format.RUN).partition("/")[0]
+    if name.startswith(archive_format.IMAGE) or (not code and inside in _NOT_SEARCHED):
+        return False
+    # Of a snapshot's file, the path ends with its path in the workspace.
+    if code and private_files.is_private_name(str(path).partition(_FILES)[2]):
+        return True
+    before = b""
+    try:
+        with untrusted_files.open_regular(path) as source:
+            while chunk := source.read(_CHUNK):
+                if private_files.has_private_content(before + chunk):
+                    return True
+                before = chunk[-private_files.LONGEST :]
+    except OSError as error:
+        raise RunError(f"{path}: cannot be read: {error.strerror}") from None
+    return False
 
 
 def _member(path: Path, hidden: Mapping[str, bytes]) -> Member:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from kit.config import Resolved
 from kit.errors import Fault
 from kit.planning.plan import Plan
 from kit.planning.plan_inputs import Snapshot
-from kit.runs import find_runs, index
+from kit.runs import find_runs, index, private_files
 from kit.runs.manifest import Workspace
 from kit.snapshots import patch as patching
 from kit.snapshots import scan as scanning
@@ -26,6 +27,7 @@ from kit.spec.run_paths import RunPaths
 
 # With more files, a submit and the first start take long: an NFS server makes some thousand files a second.
 MANY_FILES = 20_000
+_NAMED = 5
 _TREE = re.compile(rb"^readonly KIT_TREE=([0-9a-f]{64})$", re.MULTILINE)
 
 
@@ -118,10 +120,19 @@ def record(done: Scan | None, resolved: Resolved, *, patch: bool) -> Workspace:
 
 
 def warnings(done: Scan | None, resolved: Resolved) -> Iterator[Fault]:
-    """Warnings about things of the job's folder that the run will not find unchanged."""
+    """Warnings about things of the job's folder that the run will not find unchanged, and about keys and logins in it."""
+    file = resolved.job_file
+    for key, name in private_files.private_values(resolved.job):
+        problem = "this value looks like a secret, and whoever may read the run folder can read it"
+        yield Fault(file=file, key=key, problem=problem, hint=f'[secrets]\n       env = ["{name}"]')
     if done is None:
         return
-    file = resolved.job_file
+    private = [one.path for one in done.tree.entries if private_files.is_private_name(one.path)]
+    if private:
+        more = f" and {len(private) - _NAMED} more" if len(private) > _NAMED else ""
+        problem = f"the run takes files with it that look like keys or logins: {', '.join(private[:_NAMED])}{more}"
+        hint = f"echo {shlex.quote('/' + private[0])} >> {shlex.quote(str(done.folder / IGNORE_FILE))}"
+        yield Fault(file=file, key="snapshot", problem=problem, hint=hint)
     if len(done.tree.entries) > MANY_FILES:
         problem = f"{done.folder} has {len(done.tree.entries):,} files: each is copied before a rank starts, and stays in the store"
         hint = f"name what is not code in {done.folder / IGNORE_FILE}, and mount data"

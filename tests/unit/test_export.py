@@ -470,3 +470,81 @@ def test_what_is_no_archive(tmp_path: Path, elsewhere: Path) -> None:
             brought(file, elsewhere)
     with pytest.raises(RunError, match="cannot be read"):
         brought(tmp_path / "none", elsewhere)
+
+
+PRIVATE = {
+    ".ssh/id_ed25519": "x",
+    ".netrc": "machine x login a password b",
+    ".env": "WANDB_API_KEY=x",
+    ".aws/credentials": "x",
+    "deep/id_rsa": "x",
+    ".env.local": "x",
+    "key.txt": "-----BEGIN OPENSSH PRIVATE KEY-----\nAAAA",
+    "config.json": '{"auths": {"x": {"auth": "y"}}}',
+    "notes.py": f"token = 'hf_{'A' * 34}'",
+    "far.txt": f"{' ' * ((1 << 20) - 10)}AKIA{'A' * 16}",
+}
+HARMLESS = {
+    ".ssh/id_ed25519.pub": "ssh-ed25519 AAAA",
+    ".ssh/config": "Host x",
+    ".env.example": "WANDB_API_KEY=",
+    "env.py": "hf_model = 1",
+    "id_rsa_notes.md": "-----BEGIN CERTIFICATE-----",
+}
+
+
+def test_keys_and_logins_of_the_workspace_are_named_and_not_exported(project: Path, tmp_path: Path) -> None:  # noqa: F811
+    for name, text in (PRIVATE | HARMLESS).items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=[])
+    (warned,) = [one for one in made.warnings if "keys or logins" in one.problem]
+    assert ".netrc" in warned.problem
+    assert "and 1 more" in warned.problem
+    assert warned.hint.startswith("echo /.")
+    assert warned.hint.endswith(f" >> {project}/.kitignore")
+    run_dir = written(made)
+    with pytest.raises(RunError, match="what looks like a key, a login or a token would be in the file") as caught:
+        exporting.export(run_dir, tmp_path / "a.tar.gz")
+    assert not (tmp_path / "a.tar.gz").exists()
+    assert caught.value.hint.startswith(f"kit export {run_dir.name} --with-private")
+    named = {line.partition("/files/")[2] for line in caught.value.message.splitlines()[1:]}
+    # Files with the same content are one object.
+    assert named <= set(PRIVATE)
+    assert {".netrc", ".env", "key.txt", "config.json", "notes.py", "far.txt"} <= named
+    done = exporting.export(run_dir, tmp_path / "a.tar.gz", with_private=True)
+    assert done.file.is_file()
+
+
+@pytest.mark.parametrize("name", sorted(PRIVATE))
+def test_each_kind_of_key_is_found(project: Path, tmp_path: Path, name: str) -> None:  # noqa: F811
+    (project / name).parent.mkdir(parents=True, exist_ok=True)
+    (project / name).write_text(PRIVATE[name])
+    run_dir = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
+    with pytest.raises(RunError) as caught:
+        exporting.export(run_dir, tmp_path / "a.tar.gz")
+    assert caught.value.message.endswith(f"/files/{name}")
+
+
+def test_what_only_looks_similar_is_exported(project: Path, tmp_path: Path) -> None:  # noqa: F811
+    for name, text in HARMLESS.items():
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(text)
+    overrides = ['env.EOS_TOKEN="</s>"', "env.MAX_TOKENS=2048", 'env.TOKENIZERS_PARALLELISM="false"']
+    made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=overrides)
+    assert not [one for one in made.warnings if "secret" in one.problem or "keys" in one.problem]
+    assert exporting.export(written(made), tmp_path / "a.tar.gz").file.is_file()
+
+
+def test_a_token_in_the_job_is_named_without_its_value(project: Path, tmp_path: Path) -> None:  # noqa: F811
+    token = f"hf_{'B' * 34}"
+    overrides = [f'env.HF_TOKEN="{token}"', 'env.WANDB_API_KEY="0123456789abcdef"', f'args=["--token", "{token}"]']
+    made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=overrides)
+    warned = {one.key: one for one in made.warnings if "looks like a secret" in one.problem}
+    assert set(warned) == {"env.HF_TOKEN", "env.WANDB_API_KEY", "args[1]"}
+    assert warned["env.HF_TOKEN"].hint.endswith('env = ["HF_TOKEN"]')
+    with pytest.raises(RunError) as caught:
+        exporting.export(written(made), tmp_path / "a.tar.gz")
+    assert "job.toml: env.WANDB_API_KEY" in caught.value.message
+    assert token not in caught.value.message
+    assert not any(token in str(one) for one in warned.values())
