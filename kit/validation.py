@@ -38,8 +38,10 @@ _LIMITS = {
 }
 
 
-def config_error(error: ValidationError, model: type[BaseModel], file_of: Callable[[Location], str]) -> ConfigError:
-    """All faults of `error` as one ConfigError. file_of: returns the file (or option) that contains a key."""
+def config_error(
+    error: ValidationError, model: type[BaseModel], file_of: Callable[[Location], str], *, table: object
+) -> ConfigError:
+    """All faults of `error` as one ConfigError. file_of: returns the file (or option) that contains a key. table: what was read."""
     places: dict[tuple[Location, bool], list[tuple[Declared, ErrorDetails]]] = {}
     for one in error.errors():
         declared = locate(model, one["loc"])
@@ -49,7 +51,7 @@ def config_error(error: ValidationError, model: type[BaseModel], file_of: Callab
         # A union reports an error for every branch. A branch that matched more of the value explains more than one of another type.
         deeper = any(len(other) > len(keys) and other[: len(keys)] == keys for other, _ in places)
         if not (deeper and all(one["type"] in _TAKES for _, one in found)):
-            faults.append(_fault(found, model, file_of))
+            faults.append(_fault(found, model, file_of, table))
     return ConfigError.of(*dict.fromkeys(faults))
 
 
@@ -73,7 +75,10 @@ def toml(value: object) -> str:
 
 
 def _fault(
-    found: Sequence[tuple[Declared, ErrorDetails]], model: type[BaseModel], file_of: Callable[[Location], str]
+    found: Sequence[tuple[Declared, ErrorDetails]],
+    model: type[BaseModel],
+    file_of: Callable[[Location], str],
+    table: object,
 ) -> Fault:
     """One fault from all of pydantic's errors for one place."""
     telling = [one for one in found if one[1]["type"] not in {*_TAKES, "literal_error"}]
@@ -85,17 +90,17 @@ def _fault(
     if hint == "remove the line" and file == COMMAND_LINE:
         hint = f"drop it from {COMMAND_LINE}"
     if not hint and wrong.write is not None:
-        hint = _line(declared, location, wrong, on_command_line=file == COMMAND_LINE)
+        hint = _line(declared, location, wrong, table, on_command_line=file == COMMAND_LINE)
     return Fault(file=file, key=dotted(location), problem=wrong.problem, allowed=wrong.allowed, hint=hint)
 
 
-def _line(declared: Declared, location: Location, wrong: Invalid, *, on_command_line: bool) -> str:
+def _line(declared: Declared, location: Location, wrong: Invalid, table: object, *, on_command_line: bool) -> str:
     """The line to write: the key with a value that works; below its table's name if that is another table."""
     value = wrong.write
     if declared.of_key:
         return f"rename it, such as to {dotted((*location[:-1], str(value)))}"
     if isinstance(location[-1], int) and not wrong.at:
-        value = [value]
+        value = _with_item(table, location, value)
     names = [part for part in wrong.at or location if isinstance(part, str)]
     if on_command_line:
         text = value if isinstance(value, str) else toml(value)
@@ -103,6 +108,15 @@ def _line(declared: Declared, location: Location, wrong: Invalid, *, on_command_
     line = f"{_key(names[-1])} = {toml(value)}"
     moved = wrong.at and wrong.at[:-1] != location[:-1] and len(wrong.at) > 1
     return f"[{dotted(names[:-1])}]\n       {line}" if moved else line
+
+
+def _with_item(table: object, location: Location, item: object) -> list[object]:
+    """The list at this place of a file with another item, and the items beside it as they are."""
+    place = int(location[-1])
+    for part in location[:-1]:
+        table = table[part] if isinstance(table, Mapping | list) and not isinstance(table, str) else None  # type: ignore[index]
+    given = [*table] if isinstance(table, list | tuple) else []
+    return [*given[:place], item, *given[place + 1 :]]
 
 
 def _key(name: str) -> str:
@@ -231,7 +245,7 @@ def _unknown_key(keys: Location, value: object, model: type[BaseModel]) -> Inval
     name, table = str(keys[-1]), keys[:-1]
     known = names_at(model, table)
     other = getattr(model, "OTHER_NAMES", {}).get(name.replace("-", "_"))
-    near = nearest(name, known)
+    near = nearest(name, known) or nearest(name.lower(), known)
     if other is not None:
         return _misplaced(tuple(other.split(".")), value)
     if places := tables_with(model, name):

@@ -14,14 +14,14 @@ from kit.config import job_references
 from kit.config.extends import job_files
 from kit.config.layers import Layer, merge, merge_all, merge_and_validate, parse_overrides, set_by
 from kit.config.toml_file import Table, load_model, load_toml, shown
-from kit.errors import ConfigError, Fault
+from kit.errors import ConfigError, Fault, nearest
 from kit.spec.cluster import Cluster
 from kit.spec.job import Job
 from kit.spec.launcher import Launcher
 from kit.spec.mount import Mount
 from kit.spec.set_by import LayerKind, SetBy
 from kit.spec.wrong_value_messages import shown as shown_value
-from kit.validation import COMMAND_LINE
+from kit.validation import COMMAND_LINE, toml
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,9 +135,13 @@ class Sources:
                 if name is None
                 else f"{shown_value(name)} is not a name"
             )
-            raise ConfigError.of(
-                Fault(file=file, key="launcher", problem=problem, allowed=known, hint='launcher = "ddp"')
-            )
+            misspelt = nearest("launcher", self.written.keys() - Job.model_fields.keys())
+            given = self.written.get(misspelt) if misspelt else None
+            if name is None and isinstance(given, str):
+                problem += f"; did you mean 'launcher' by {misspelt!r}?"
+            meant = nearest(str(given), known.split(", ")) or "ddp"
+            hint = f"launcher = {toml(meant)}"
+            raise ConfigError.of(Fault(file=file, key="launcher", problem=problem, allowed=known, hint=hint))
         if self.kept_launcher is not None and self.kept_launcher.name == name:
             return self.kept_launcher
         return self._find("launchers", name, file, "launcher")

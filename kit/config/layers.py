@@ -109,11 +109,11 @@ def merge_and_validate(layers: Sequence[Layer], overrides: Sequence[str], job_fi
     except ValidationError as error:
         literal = _as_text(table, error, overrides)
         if literal is None:
-            raise config_error(error, Job, file_of) from None
+            raise config_error(error, Job, file_of, table=table) from None
     try:
         return Job.model_validate(literal)
     except ValidationError as error:
-        raise config_error(error, Job, file_of) from None
+        raise config_error(error, Job, file_of, table=literal) from None
 
 
 def _as_text(table: Table, error: ValidationError, overrides: Sequence[str]) -> Table | None:

@@ -110,7 +110,7 @@ def validate(table: Mapping[str, Any], model: type[M], *, file: str) -> M:
     try:
         return model.model_validate(dict(table))
     except ValidationError as error:
-        raise config_error(error, model, lambda _: file) from None
+        raise config_error(error, model, lambda _: file, table=table) from None
 
 
 def shown(path: Path) -> str:

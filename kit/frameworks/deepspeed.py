@@ -59,6 +59,8 @@ class DeepSpeed:
             warnings = tuple(deepspeed_batch_sizes.doubtful(config, allocation.world_size, split))
             # With a warning, leave the table as it is written: the program may split its model in a way that the kit cannot see.
             config = config if warnings else completed(config, allocation.world_size // split)
+            # The user's own program may be a Hugging Face Trainer, which replaces 'auto'.
+            warnings += tuple(_autos(job.deepspeed))
         file = {FILE: json.dumps(config, indent=2) + "\n"}
         args = ("--ds-config", f"{{run}}/{FILE}")
         return Extra(files=file, args=args, explained=explained(job.deepspeed), warnings=warnings)
@@ -75,13 +77,13 @@ def completed(table: Mapping[str, Any], copies: int) -> dict[str, Any]:
 def broken(table: Mapping[str, Any], copies: int | None) -> Iterator[Fault]:
     """Batch sizes that do not multiply, 'auto', misspelt keys, and settings that ZeRO refuses.
 
-    copies: the number of data parallel ranks; None if it is not known.
+    copies: the number of data parallel ranks; None for the user's own program, which may split its model and may replace 'auto'.
     """
     yield from _misspelt(table)
     yield from _contradictions(table)
-    yield from _autos(table)
     yield from deepspeed_batch_sizes.not_numbers(table)
     if copies is not None:
+        yield from _autos(table)
         yield from deepspeed_batch_sizes.uneven(table, copies)
 
 
@@ -130,7 +132,9 @@ def _contradictions(table: Mapping[str, Any]) -> Iterator[Fault]:
     zero = table.get("zero_optimization", {})
     stage = zero.get("stage", 0) if isinstance(zero, Mapping) else 0
     stage = 0 if stage == "auto" else stage
-    if stage not in {0, 1, 2, 3}:
+    if isinstance(stage, list) and deepspeed_batch_sizes.tunes(table):
+        return  # the autotuner tries each of them
+    if stage not in (0, 1, 2, 3):
         problem = f"{shown(stage)} is not a stage of ZeRO"
         yield Fault(key="deepspeed.zero_optimization.stage", problem=problem, allowed="0, 1, 2, 3", hint="stage = 2")
     elif isinstance(zero, Mapping):

@@ -26,8 +26,15 @@ _SPLITTING = (
 
 
 def given(table: Mapping[str, Any]) -> dict[str, Any]:
-    """The batch sizes that the table sets."""
-    return {name: table[name] for name in (TOTAL, MICRO, STEPS) if table.get(name, "auto") != "auto"}
+    """The batch sizes that the table sets. A list for the autotuner sets none."""
+    found = {name: table[name] for name in (TOTAL, MICRO, STEPS) if table.get(name, "auto") != "auto"}
+    return {name: value for name, value in found.items() if not (isinstance(value, list) and tunes(table))}
+
+
+def tunes(table: Mapping[str, Any]) -> bool:
+    """Whether DeepSpeed's autotuner is on: then a list is a choice of values."""
+    tuning = table.get("autotuning")
+    return isinstance(tuning, Mapping) and tuning.get("enabled") is True
 
 
 def not_numbers(table: Mapping[str, Any]) -> Iterator[Fault]:

@@ -39,7 +39,7 @@ class Megatron:
         yield from megatron_options.faults(options, program_releases.chosen(job))
         yield from megatron_rules.broken(options, allocation.world_size)
         yield from _checkpoint(job.checkpoint)
-        yield from _environment(options, job.env)
+        yield from _environment(options, job.env, by_run_py=job.is_launchers)
 
     def prepare(self, job: Job, launcher: Launcher, allocation: Allocation) -> Extra:
         """The completed options as arguments."""
@@ -82,13 +82,14 @@ def _checkpoint(checkpoint: Checkpoint) -> Iterator[Fault]:
         yield Fault(key="checkpoint.keep", problem=problem, hint="remove the line")
 
 
-def _environment(options: dict[str, Any], env: dict[str, str]) -> Iterator[Fault]:
+def _environment(options: dict[str, Any], env: dict[str, str], *, by_run_py: bool) -> Iterator[Fault]:
     wide = [key for key in ("tensor_model_parallel_size", "context_parallel_size") if options[key] > 1]
     free = any(options.get(key) for key in ("use_torch_fsdp2", "use_megatron_fsdp", "overlap_moe_expert_parallel_comm"))
     if wide and not free and env.get("CUDA_DEVICE_MAX_CONNECTIONS") != "1":
         problem = f"megatron.{wide[0]} = {options[wide[0]]} needs 1 connection on GPUs before Blackwell"
         yield Fault(key="env.CUDA_DEVICE_MAX_CONNECTIONS", problem=problem, hint='CUDA_DEVICE_MAX_CONNECTIONS = "1"')
     fsdp = next((name for name in ("use_torch_fsdp2", "use_megatron_fsdp") if options.get(name)), None)
-    if fsdp and env.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+    # The launcher's run.py removes the variable for it; a script of the user's own gets it as it is.
+    if fsdp and not by_run_py and env.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
         problem = f"megatron.{fsdp} needs more than one connection"
         yield Fault(key="env.CUDA_DEVICE_MAX_CONNECTIONS", problem=problem, hint='CUDA_DEVICE_MAX_CONNECTIONS = "8"')

@@ -21,6 +21,9 @@ FILE = Path(__file__).with_name("megatron-options.toml")
 # An unknown option counts as a misspelling of a known one from this similarity on (difflib's ratio, 0 to 1).
 _MISSPELT_CUTOFF = 0.88
 
+# The parser's name of a value -> the option that sets it, where the two differ.
+_BY_OTHER_NAME = {"fp8": "fp8_format", "fp4": "fp4_format"}
+
 
 @cache
 def _table() -> dict[str, dict[str, str]]:
@@ -75,14 +78,40 @@ def faults(options: Mapping[str, Any], release: str | None = None) -> Iterator[F
         if key not in names:
             yield _unknown(key, value, names, release)
         elif isinstance(value, bool) and valued:
-            yield Fault(key=where, problem=f"the option takes a value, and not {shown(value)}", hint=f"{key} = 1")
+            problem = f"the option takes a value, and not {shown(value)}"
+            yield Fault(key=where, problem=problem, hint="write its value, or remove the line")
         elif not isinstance(value, bool) and not valued:
             problem = f"the option is a switch: it takes true or false, and not {shown(value)}"
-            yield Fault(key=where, problem=problem, hint=f"{key} = true")
+            yield Fault(key=where, problem=problem, hint=f"{key} = {toml(_switched(value))}")
+
+
+def _switched(value: object) -> bool:
+    """Whether a value that is not true or false means on."""
+    return str(value).lower() not in {"0", "0.0", "false", "no", "off", "none", "", "[]"}
+
+
+def _without_no(key: str) -> str:
+    return "_".join(word for word in key.split("_") if word != "no")
+
+
+def _opposite(key: str, near: str, value: object, program: str) -> Fault:
+    """A switch of which this release has only the other side: what it turns on is the default."""
+    problem = f"{program}: it is the default there, and {near!r} turns it off"
+    hint = f"{near} = true" if value is False and "no" in near.split("_") else "remove the line"
+    return Fault(key=f"megatron.{key}", problem=problem, hint=hint)
+
+
+def _as_arguments(key: str, value: object) -> str:
+    """The option as arguments of the program, for an option that only the user's own program knows."""
+    if value is False:
+        return "remove the line"
+    items = [] if value is True else [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
+    option = f"--{key.replace('_', '-')}"
+    return f"args = {toml([option, *items])}"
 
 
 def _unknown(key: str, value: Any, names: set[str], release: str | None) -> Fault:
-    near = nearest(key, names, cutoff=_MISSPELT_CUTOFF)
+    near = _BY_OTHER_NAME.get(key) or nearest(key, names, cutoff=_MISSPELT_CUTOFF)
     has = next(
         (has for kind in ("value", "several", "bare", "both") for k, has in _table()[kind].items() if k == key), ""
     )
@@ -91,6 +120,8 @@ def _unknown(key: str, value: Any, names: set[str], release: str | None) -> Faul
     )
     meant = f"; {', '.join(has.split())} {'have' if ' ' in has else 'has'} it" if has else ""
     meant += f"; did you mean {near!r}?" if near else "" if has else ". One of your own goes into args"
-    option = f"--{key.replace('_', '-')}"
-    hint = f"{near} = {toml(value)}" if near else f'args = ["{option}", "{value}"]'
+    bare = _without_no(key)
+    if near and _without_no(near) == bare:
+        return _opposite(key, near, value, program)
+    hint = f"{near} = {toml(value)}" if near else _as_arguments(key, value)
     return Fault(key=f"megatron.{key}", problem=f"{program}{meant}", hint=hint)

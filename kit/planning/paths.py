@@ -64,6 +64,16 @@ def find_paths(resolved: Resolved, site: Site) -> ClusterPaths:
     if not _RUN_DIR.match(str(run.root)):
         problem = f"{str(run.root)!r} has characters that an #SBATCH line cannot hold, such as blanks and '%'"
         hint = "a path of letters, digits and _ . / + = @ -"
+        odd = next((name for name in resolved.project.parts if not _RUN_DIR.match(f"/{name.strip('/')}")), None)
+        if odd is not None and run.root.is_relative_to(resolved.project):
+            problem = (
+                f"the runs are in the project, and its folder {odd!r} has characters that an #SBATCH line cannot hold, such as "
+                "blanks and '%'"
+            )
+            hint = (
+                f"mv {shlex.quote(odd)} {re.sub('[^A-Za-z0-9_.+=@-]+', '-', odd)}, or set paths.runs in {cluster_file}"
+            )
+            raise ConfigError.of(Fault(file=resolved.job_file, key="", problem=problem, hint=hint))
         raise ConfigError.of(Fault(file=cluster_file, key="paths.runs", problem=problem, hint=hint))
     known = _placeholders(resolved, site)
     workspace = str(run.workspace if site.snapshot else resolved.job_dir)
@@ -144,7 +154,8 @@ def _mounts(resolved: Resolved, known: dict[str, str], run: RunPaths, cache: str
             problem = (
                 f"two mounts share the target {mount.target}; the kit itself takes {', '.join(m.target for m in own)}"
             )
-            hint = f'target = "{mount.target}-2"'
+            name = mount.target.strip("/").replace("/", "-")
+            hint = f'target = "/mnt/{name}"'
             raise ConfigError.of(Fault(file=file, key="mounts", problem=problem, hint=hint))
         taken.add(mount.target)
     return (*own, *(m.model_copy(update={"source": _source(m.source, resolved, known)}) for m in resolved.mounts))

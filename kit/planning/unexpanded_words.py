@@ -14,6 +14,8 @@ _VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 _HOME = re.compile(r"(^|=)~(/|$)")
 _RANK = frozenset(get_args(RankVariable))
 
+_IN_A_SHELL = "export the variable in a line of setup, which a shell reads"
+
 
 def unexpanded(job: Job, roles: Mapping[str, Role]) -> Iterator[Fault]:
     """A warning for each word of the job or its roles that contains `$NAME` or begins with `~/`.
@@ -44,7 +46,13 @@ def _warnings(words: Iterable[tuple[str, str]]) -> Iterator[Fault]:
         if found := _VARIABLE.search(word):
             name = found[1]
             hint = f'inherit = ["{name}"], and let the program read it; or write its value'
-            if name in _RANK:
+            if key.startswith("env.") and key == f"env.{name}":
+                # The variable with more in front or behind: its value is known only on the nodes, in a shell.
+                line = f'export {name}="{word}"'
+                hint = (
+                    f"setup = ['{line}'] in place of this line" if "'" not in line and '"' not in word else _IN_A_SHELL
+                )
+            elif name in _RANK:
                 hint = f'rank_args = {{ --{name.lower()} = "{name}" }}'
             yield Fault(key=key, problem=f"nothing expands {found[0]}: the program gets the text itself", hint=hint)
         elif _HOME.search(word):

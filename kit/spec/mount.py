@@ -14,6 +14,9 @@ Flag = Literal[
     "ro", "rw", "nosuid", "nodev", "noexec", "private", "rprivate", "slave", "rslave", "shared", "rshared"
 ]  # fmt: skip
 
+# Folders without which no program of an image starts. What is inside them may be mounted over.
+_OF_THE_IMAGE = frozenset({"/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev"})
+
 
 class Mount(Model):
     """One bind mount, or a tmpfs.
@@ -26,7 +29,10 @@ class Mount(Model):
     flags: tuple[Flag, ...] = Field(default=(), description="Flags of mount(8). Without 'ro', the mount is read-write.")
 
     @model_validator(mode="after")
-    def _one_of_ro_rw(self) -> Mount:
+    def _possible(self) -> Mount:
+        if self.target.rstrip("/") in _OF_THE_IMAGE:
+            problem = f"a container whose {self.target} is another folder cannot start: the image's programs are there"
+            raise Invalid(problem, key=("target",), write=f"/mnt{self.target}")
         if {"ro", "rw"} <= set(self.flags):
             kept = tuple(flag for flag in self.flags if flag != "rw")
             raise Invalid("'ro' and 'rw' contradict each other", key=("flags",), write=kept)

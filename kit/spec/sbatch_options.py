@@ -39,14 +39,14 @@ _FORM = re.compile(r"--([a-z][a-z-]*)(=[A-Za-z0-9_.,:@/+=\[\]&|*()%-]+)?")
 _EXAMPLE = "--nice=100"
 
 
-def _value_of(key: str, given: str) -> object:
-    """The value to write for a job's key, from the value of the sbatch option."""
+def _value_of(key: str, name: str, given: str) -> object:
+    """The value to write for a job's key, from the name and the value of the sbatch option."""
     if key == "slurm.signal":
         return signal_of(given) or "USR1"
     if key == "retry.spares":
         return 1
     if key in {"slurm.requeue", "slurm.exclusive"}:
-        return True
+        return name != "no-requeue"
     given = given.rpartition(":")[2] if key == "resources.gpus_per_node" else given
     number = given.isdigit() and key not in {"resources.time", "resources.memory"}
     return int(given) if number else given or "value"
@@ -81,10 +81,12 @@ def further(option: str) -> str:
     found = _FORM.fullmatch(option)
     if not found:
         near = "=".join(option.split(None, 1))
-        raise Invalid(
-            f"{shown(option)} is not written as --option or --option=value, without blanks",
-            write=near if _FORM.fullmatch(near) else _EXAMPLE,
-        )
+        problem = f"{shown(option)} is not written as --option or --option=value, without blanks"
+        if "=" in option:
+            # The blank is inside the value. No other text means the same: sbatch ends an option at it.
+            hint = "a batch script of your own, whose lines may have blanks: slurm.template"
+            raise Invalid(problem, hint=hint)
+        raise Invalid(problem, write=near if _FORM.fullmatch(near) else _EXAMPLE)
     name, value = found[1], found[2] or ""
     if name == "gres":
         _without_gpus(value[1:])
@@ -96,7 +98,7 @@ def further(option: str) -> str:
             raise Invalid(
                 f"--{found[1]}: write the key {key} instead, which is checked against the cluster's rules",
                 at=tuple(key.split(".")),
-                write=_value_of(key, value[1:]),
+                write=_value_of(key, own, value[1:]),
             )
     if name.startswith("container"):
         raise Invalid(f"--{name} would put the batch script itself into a container", hint='image = "train-cpu"')

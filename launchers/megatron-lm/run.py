@@ -98,10 +98,18 @@ def become(script: Path) -> None:
         raise SystemExit(128 + signal.SIGUSR1)
 
 
+def several_connections() -> None:
+    """Remove the launcher's CUDA_DEVICE_MAX_CONNECTIONS=1 for the two FSDPs: Megatron-LM refuses it there."""
+    fsdp = {"--use-megatron-fsdp", "--use-torch-fsdp2"}
+    if fsdp & {*sys.argv} and os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        del os.environ["CUDA_DEVICE_MAX_CONNECTIONS"]
+
+
 def main() -> None:
     """Check, then run pretrain_gpt.py as the main program."""
     folder = find()
     check(folder)
+    several_connections()
     pickle_enums_by_value()
     on_cpus()
     become(folder / SCRIPT)

@@ -144,7 +144,13 @@ def _frameworks() -> list[Rule]:
         *map(_megatron, _MEGATRON),
         _megatron("train_iters = 10\n[checkpoint]\nevery = 0"),
         _megatron("train_iters = 10\n[checkpoint]\nevery = 5\nkeep = 2"),
-        _megatron("train_iters = 10\nuse_megatron_fsdp = true"),
+        _megatron("train_iters = 10\nmy_flag = true"),
+        _job(
+            "megatron-lm",
+            'script = "pretrain_gpt.py"\n[megatron]\nnum_layers = 12\nhidden_size = 768\nnum_attention_heads = 12\n'
+            "train_iters = 10\nuse_megatron_fsdp = true",
+        ),
+        _megatron('train_iters = 10\ntokenizer_hf_include_special_tokens = true\n[env]\nPROGRAM_RELEASE = "0.20"'),
         _megatron("train_iters = 10\ntensor_model_parallel_size = 2\n[env]\nCUDA_DEVICE_MAX_CONNECTIONS = '8'"),
         *_all("rl", _RL, nodes=0),
         _job("ray", 'script = "train.py"\nrank_args = { "--rank" = "RANK" }'),
@@ -350,6 +356,13 @@ def _planning() -> list[Rule]:
         Rule(
             text="# in a folder with a ':' in its name",
             run=lambda folder: _plan(write_job(folder / "my:jobs", HEAD.format(launcher="ddp"))),
+        ),
+        Rule(
+            text="# runs in a project folder with a blank in its name",
+            run=lambda folder: _plan(
+                write_job(folder / "my project", HEAD.format(launcher="ddp")),
+                site=make_site(run_dir=folder / "my project/runs/digits-1"),
+            ),
         ),
         Rule(
             text="# a project folder with a blank in its name",

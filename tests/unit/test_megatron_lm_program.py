@@ -15,10 +15,12 @@ from tests.support import REPO
 RUN = REPO / "launchers" / "megatron-lm" / "run.py"
 # As DistributedSignalHandler of Megatron-LM does it: TERM sets a flag, the loop sees it, saves, and leaves with 0.
 PROGRAM = """
-import signal, sys, time
+import os, signal, sys, time
 asked = []
 signal.signal(signal.SIGTERM, lambda *_: asked.append(1))
 print("training", *sys.argv[1:], flush=True)
+if "--connections" in sys.argv:
+    print("connections", os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS"), flush=True)
 while not asked and "--once" not in sys.argv:
     time.sleep(0.01)
 print("saved", flush=True)
@@ -47,7 +49,18 @@ def said(checkout: Path, *args: str) -> tuple[int, str]:
 
 
 def test_arguments_are_passed_on(checkout: Path) -> None:
-    assert said(checkout, "--once", "--num-layers", "2") == (0, "training --once --num-layers 2\nsaved\n")
+    assert said(checkout, "--once", "--num-layers", "2") == (
+        0,
+        "training --once --num-layers 2\nsaved\n",
+    )
+
+
+def test_the_launchers_one_connection_is_not_for_fsdp(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "1")
+    assert "connections 1\n" in said(checkout, "--once", "--connections")[1]
+    assert "connections None\n" in said(checkout, "--once", "--connections", "--use-megatron-fsdp")[1]
+    monkeypatch.setenv("CUDA_DEVICE_MAX_CONNECTIONS", "8")
+    assert "connections 8\n" in said(checkout, "--once", "--connections", "--use-torch-fsdp2")[1]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGUSR1, 138), (signal.SIGTERM, 0)])
