@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,8 +37,8 @@ class Facts:
     image_name: None for a run without a container. slurm_id, links: its jobs. submitted_at: seconds since the epoch. started: the
     jobs whose batch script has begun, in order. workspace: the origin of its /workspace. tree: its snapshot's hash. rerun_of: the
     run that it repeats. partner: the run on the other cluster of a training over two clusters. nodes: those of the last start.
-    restarts: the highest recorded number. last_event, exit_code: of the batch script. asked_to_end: its last start got
-    TERM. imported: it ran elsewhere, and has no job here.
+    restarts: of the ranks, in all its jobs. last_event, exit_code: of the batch script. asked_to_end: its last start got TERM.
+    imported: it ran elsewhere, and has no job here.
     """
 
     run_id: str
@@ -163,11 +164,25 @@ def _of_events(recorded: list[dict[str, object]]) -> dict[str, Any]:
     return {
         "started": tuple(number for e in starts if (number := _number(e.get("job_id"))) is not None),
         "nodes": str(starts[-1].get("nodes", "")) if starts else "",
-        "restarts": max((_number(e.get("restart")) or 0 for e in starts), default=0),
+        "restarts": _restarts(recorded),
         "last_event": str(last.get("event", "")),
         "exit_code": _number(last.get("exit_code")) if last.get("event") == "end" else None,
         "asked_to_end": any(e["event"] == "signal" and e.get("name") == "TERM" for e in recorded[began:]),
     }
+
+
+def _restarts(recorded: list[dict[str, object]]) -> int:
+    """How often the ranks started again in one of the run's jobs: after Slurm has queued it again, and inside its allocation."""
+    queued: Counter[str] = Counter()
+    attempts: Counter[str] = Counter()
+    for event in recorded:
+        job = str(event.get("job_id"))
+        if event["event"] == "start":
+            queued[job] = max(queued[job], _number(event.get("restart")) or 0)
+        elif event["event"] == "attempt":
+            attempts[job] += 1
+    # A start whose preflight failed has no attempt; a job that was queued again has at least that many starts.
+    return sum(max(queued[job], attempts[job] - 1) for job in {*queued, *attempts})
 
 
 def _number(value: object) -> int | None:

@@ -127,6 +127,25 @@ def test_events_that_are_none(runs: Path) -> None:
     assert (one.job_id, one.restarts, one.state) == (3, 1, "LOST")
 
 
+@pytest.mark.parametrize(
+    ("recorded", "restarts"),
+    [
+        ([("start", 3, 0), ("attempt", 3, 0)], 0),
+        ([("start", 3, 0), ("attempt", 3, 0), ("attempt", 3, 0), ("attempt", 3, 0)], 2),
+        ([("start", 3, 0), ("attempt", 3, 0), ("start", 3, 1), ("attempt", 3, 1)], 1),
+        ([("start", 3, 0), ("attempt", 3, 0), ("start", 3, 2)], 2),
+        ([("start", 3, 0), ("attempt", 3, 0), ("attempt", 3, 0), ("start", 4, 0), ("attempt", 4, 0)], 1),
+    ],
+    ids=["none", "in the allocation", "by Slurm", "no attempt at the last", "a resumed run"],
+)
+def test_restarts_are_those_of_the_ranks(runs: Path, recorded: list[tuple[str, int, int]], restarts: int) -> None:
+    """Those inside the allocation count as well: three starts were "restarts 0"."""
+    lines = [event(name, job_id=job, restart=restart) for name, job, restart in recorded]
+    RunPaths(runs / "d-3").events.write_text("".join(lines), encoding="utf-8")
+    (one,) = status.of([runs / "d-3"], queue=lambda _: {})
+    assert one.restarts == restarts
+
+
 def test_the_index_follows_what_changes(runs: Path, cache: Path, record: Manifest) -> None:
     assert set(states(runs).values()) == {"COMPLETED"}
     (kept,) = cache.iterdir()
