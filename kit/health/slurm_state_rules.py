@@ -29,6 +29,7 @@ from kit.health.answer import (
 from kit.health.run_record import Record, shown
 from kit.runs.how_ended import SLURM_ENDED
 from kit.runs.run_facts import UNREADABLE
+from kit.runs.status import UNKNOWN
 from kit.spec.run_paths import RunPaths
 
 _EVENTS = "state/events.jsonl"
@@ -87,6 +88,18 @@ def unfinished(record: Record) -> Answer | None:
         advice = "the submit was cut off before sbatch answered"
         return answer(
             record, "never-submitted", AGAIN, "it never reached Slurm: it has no job number", advice=advice, then=SUBMIT
+        )
+    if one.state == UNKNOWN:
+        # No verdict without evidence: the run may wait, run or have ended.
+        reason = shown(one.reason or "Slurm does not answer").replace("{", "(").replace("}", ")")
+        return answer(
+            record,
+            "not-known",
+            WAIT,
+            f"its state is not known now: {reason}",
+            advice="ask again once Slurm answers; the logs are in the run's folder",
+            then=STATUS,
+            evidence=_newest_line(record),
         )
     if one.state == "PENDING" or one.state.startswith("REQUEUE"):
         return _waiting(record)

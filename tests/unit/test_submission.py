@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import JobRefusedError, SlurmError, UnconfirmedError
+from kit.health.run_record import Record
+from kit.health.why import explain
 from kit.runs import manifest, open_submissions, run_facts, status, submission
 from kit.slurm import accounting, client, tolerant_reader
 from kit.spec.run_paths import RunPaths
@@ -156,6 +158,14 @@ def open_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def seen(run: Path) -> status.Status:
     (one,) = status.of([run], queue=lambda _: {})
     return one
+
+
+def test_why_names_what_is_not_known(open_run: tuple[Path, Site]) -> None:
+    """No verdict of an end, which nobody has seen."""
+    run, _ = open_run
+    found = explain(Record(status=seen(run)))
+    assert (found.rule, found.verdict) == ("not-known", "wait")
+    assert found.line.startswith("its state is not known now: submit not confirmed: squeue could not be asked")
 
 
 def test_an_open_run_is_settled_once_slurm_answers(
