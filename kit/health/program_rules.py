@@ -172,11 +172,14 @@ BY_CODE = (
     ),
     Rule(
         id="killed",
-        verdict=JOB,
+        verdict=AGAIN,
         code=137,
         pattern="",
-        says="it was killed (signal 9), most likely for memory",
-        advice="look at memory: kit status shows max_rss where there is accounting; set resources.memory, or retry.in_allocation",
+        says="it was killed (signal 9), and by whom is unknown: Slurm names no lack of memory",
+        advice=(
+            "whether memory was short: dmesg of its node, and max_rss in kit status where there is accounting; "
+            "retry.in_allocation starts again"
+        ),
     ),
     Rule(
         id="freed-at-exit",

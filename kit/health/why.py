@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kit.health import batch_log_rules, blamed_rank, slurm_state_rules, stall_rules
-from kit.health.answer import AGAIN, CODE, LOGS, NOTHING, Answer, Evidence, Rule, filled
+from kit.health.answer import AGAIN, CODE, JOB, LOGS, NOTHING, Answer, Evidence, Rule, filled
 from kit.health.run_record import Log, Record, shown
 from kit.spec.run_exit_codes import RunExitCode
 from kit.spec.run_paths import RunPaths
@@ -116,7 +116,8 @@ def _ranks(record: Record) -> Answer | None:
     starts = record.starts()
     if record.status.exit_code == RunExitCode.NO_PROGRESS:
         line = f"it gets nowhere: its last starts did no step beyond those before; the last: {found.line}"
-        return replace(found, rule="no-progress", line=line)
+        # Whatever the last start ended with, another one would not help.
+        return replace(found, rule="no-progress", line=line, verdict=JOB if found.verdict == AGAIN else found.verdict)
     if starts > 1:
         line = f"after {starts} starts no restart is left{record.resumed}; the last: {found.line}"
         return replace(found, rule="retries-exhausted", line=line)

@@ -151,9 +151,12 @@ role_policy::misses_work() {
     log::info "${signals_got} came before these were started:${missed}"
 }
 
+# Ends the roles that are left. Their ranks save first: they get TERM and the time that every other end gives them. Services stay
+# until then.
 role_policy::stop_rest() {
     local -a rest=()
     local name
+    parts::any held || role_policy::let_save
     for name in "${!roles_state[@]}"; do
         [[ -z "${steps_pid[${name}]:-}" ]] || rest+=("${name}")
     done
@@ -161,6 +164,29 @@ role_policy::stop_rest() {
     ((${#rest[@]})) && ! parts::any held || return 0
     log::info "stopping ${rest[*]}"
     steps::end 100 "${rest[@]}"
+}
+
+role_policy::let_save() {
+    local -a names
+    local name
+    mapfile -t names < <(roles::with_ranks)
+    ((${#names[@]})) || return 0
+    log::info "telling ${names[*]} to save and end, within ${KIT_GRACE} s"
+    # A signal to the job has set its own deadline, and is on its way to the ranks.
+    if [[ -z "${signals_got}" ]]; then
+        steps::set_deadline "${KIT_GRACE}" "the ranks did not end within ${KIT_GRACE} s after TERM"
+        signals::carry TERM "${KIT_GRACE}"
+    fi
+    while ((${#names[@]})); do
+        for name in "${names[@]}"; do
+            steps::ended "${name}" || steps::enforce_deadline "${name}"
+        done
+        signals::ask_again
+        signals::check_carried
+        mapfile -t names < <(roles::with_ranks)
+        ((${#names[@]} == 0)) || steps::pause "${names[@]}"
+    done
+    [[ -n "${signals_got}" ]] || steps::clear_deadline
 }
 
 # Ends a role's step after a rank has failed and the others of its role did not react, or after a node is lost.

@@ -61,7 +61,8 @@ signals::pass_on() {
 # USR2 comes only from failure_watch.sh, stall_watch.sh and warm_ranks.sh.
 # shellcheck disable=SC2317 # called by a trap
 signals::on_trouble() {
-    [[ -z "${signals_got}" ]] && ! parts::any held || return 0
+    # Once the run is over, the ranks that are left have their own deadline.
+    [[ -z "${signals_got}${roles_over}" ]] && ! parts::any held || return 0
     role_policy::doom
     [[ -n "${signals_got}" ]] || stall_watch::doom
 }

@@ -11,6 +11,7 @@ the number of an attempt.
 Reports go to standard output, which srun brings to the batch script: `kit-warm WORD START NUMBER [HOW]`.
 
     forked START RANK                a rank runs
+    refused START RANK WHY           a rank imports by itself
     ended START RANK HOW             a rank ended, and its step does not know yet; HOW is "killed" after KILL, else "failed"
     done START RANK                  a rank ended, and its step knows
     stopped START COUNT              after `stop`: no rank of this node runs; so many can start again
@@ -147,6 +148,10 @@ class Held:
     def forked(self, rank):
         """A rank runs."""
         self._report("forked", rank.start, rank.number)
+
+    def refused(self, rank, reason):
+        """A rank starts by itself, for this reason."""
+        self._report("refused", rank.start, rank.number, " ".join(str(reason).split()))
 
     def ended(self, rank, *, signalled):
         """A rank has ended. signalled: the ranks were told to end, so that this is no failure."""

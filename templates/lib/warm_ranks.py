@@ -133,6 +133,7 @@ class WarmRanks:
                 return rank.request
         except (RefusalError, OSError) as reason:
             rank.tell(f"refused {reason}")
+            self._held.refused(rank, reason)
             connection.close()
             for fd in request["fds"]:
                 os.close(fd)

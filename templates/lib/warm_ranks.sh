@@ -54,7 +54,7 @@ warm_ranks::order() {
 warm_ranks::listen() {
     local -r batch="$1"
     local -i status forked=0 stopped=0 stops_at=0
-    local line word attempt number how now="" can=1
+    local line word attempt number how now="" can=1 refused=""
     trap '' TERM USR1 USR2 INT HUP
     [[ -z "${heartbeat_fd:-}" ]] || exec {heartbeat_fd}>&-
     while true; do
@@ -80,6 +80,11 @@ warm_ranks::listen() {
         [[ "${attempt}" == "${now}" ]] || now="${attempt}" forked=0 stopped=0 stops_at=0 can=1
         case "${word}" in
             forked) forked+=1 ;;
+            refused)
+                # Once for a job: its other ranks have mostly the same reason.
+                [[ -n "${refused}" ]] || log::info "rank ${number} was not started from its warm process, and imports by itself: ${how}"
+                refused=1
+                ;;
             # Its task is gone: the step has no place any more for all ranks.
             done) can="" ;;
             ended)

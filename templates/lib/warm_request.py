@@ -16,6 +16,8 @@ _PER_RANK = {
     *("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK", "ROLE_WORLD_SIZE", "ROLE_NAME", "TORCH_NCCL_ASYNC_ERROR_HANDLING"),
     *("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", "ROCR_VISIBLE_DEVICES", "ZE_AFFINITY_MASK"),
     *("PWD", "OLDPWD", "SHLVL", "_", "SRUN_DEBUG", PAD),
+    # Of interactive shells. The activate script of a virtual environment puts its name before the PS1 that it finds.
+    *("PS1", "PS2", "PS4", "PROMPT_COMMAND", "COLUMNS", "LINES", "_OLD_VIRTUAL_PS1"),
 }
 _PER_RANK_PREFIXES = ("SLURM_", "SLURMD_", "KIT_", "PMI_", "PMIX_", "TORCHELASTIC_")
 # Bytes for what is added to the environment of a rank.

@@ -128,7 +128,7 @@ FAULTS = {
     ),
     "rank-killed": Fault(
         once=("srun", "bubblewrap"),
-        why=("killed", "fix the job"),
+        why=("killed", "try again"),
         how="kill",
         code=137,
         says="rank 1 on node .* failed first, with exit code 137",

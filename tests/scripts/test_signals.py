@@ -652,6 +652,34 @@ roles::run; echo "code $?"
     assert any(f"{signal_name} came before these were started: replicas" in line for line in said)
 
 
+def test_a_role_that_fails_leaves_the_others_the_time_to_save(lab: BatchLab) -> None:
+    """The trainer was in a save when the server failed: it was killed two seconds after its TERM, and the save was lost."""
+    saves = lab.run_dir / "saves.sh"
+    saves.write_text(
+        f"trap 'sleep 3; touch {lab.run_dir}/saved; exit 143' TERM\necho $$ >{lab.run_dir}/pid\nwhile :; do sleep 0.1; done\n"
+    )
+    lab.say("steps", "7.1 trainer\n7.2 kit-signal-1\n")
+    script = f"""
+KIT_STEPS=2
+KIT_STEP_0=([name]=server [folder]=roles/s [variable]=S [policy]=service [first]=0 [nodes]=1 [ranks]=1 [ports]= [after]=
+    [ready]= [ready_timeout]=60 [restart]=0 [least]=1 [health]=)
+KIT_STEP_1=([name]=trainer [folder]=roles/t [variable]=T [policy]=main [first]=1 [nodes]=1 [ranks]=1 [ports]= [after]=
+    [ready]= [restart]=0 [least]=1 [health]=)
+KIT_STEP_0_ARGV=(srun bash -c 'until [[ -s {lab.run_dir}/pid ]]; do sleep 0.1; done; exit 7')
+KIT_STEP_1_ARGV=(srun bash {saves})
+KIT_SIGNAL_ARGV=(srun --job-name=kit-signal bash -c 'kill -s "$0" "$(<{lab.run_dir}/pid)"')
+declare -A KIT_ROLE_S=([address]=n1 [master]=1) KIT_ROLE_T=([address]=n2 [master]=1) endpoints_nodes=([server]=n1 [trainer]=n2)
+KIT_RESTART_COUNT=0
+signals::trap
+roles::run; echo "code $?"
+"""
+    said = lab.bash(script)
+    assert said[-1] == "code 7", said
+    assert any("telling trainer to save and end, within 90 s" in line for line in said)
+    assert (lab.run_dir / "saved").exists(), said
+    assert not any("is killed" in line for line in said), said
+
+
 RESTARTABLE = {"TORCHELASTIC_RUN_ID": "7.0", "TORCHELASTIC_MAX_RESTARTS": "2", "KIT_FAILURES": "failures-0/a-0"}
 
 

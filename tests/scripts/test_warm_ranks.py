@@ -44,6 +44,19 @@ def test_the_step_starts_once_and_the_next_starts_use_it(tmp_path: Path) -> None
     assert (tmp_path / "programs" / "served").read_text() == "1\n"
 
 
+def test_the_batch_log_says_once_why_ranks_are_not_warm(tmp_path: Path) -> None:
+    """Only the ranks' own logs had the reason, and nobody knew why a restart took long."""
+    lab = BatchLab(tmp_path)
+    words = "\n".join(f"kit-warm refused 0 {rank} the rank's environment differs in OTHER" for rank in (1, 0))
+    script = f"""KIT_WARM_RANKS=2
+        warm_ranks::listen "$$" <<<"{words}"; echo over"""
+    said = lab.bash(SOURCE + script)
+    text = (
+        "rank 1 was not started from its warm process, and imports by itself: the rank's environment differs in OTHER"
+    )
+    assert [line.partition(": ")[2] for line in said] == [text, ""], said
+
+
 def test_a_step_that_has_ended_is_said_and_no_rank_looks_for_it(tmp_path: Path) -> None:
     lab = BatchLab(tmp_path)
     script = """KIT_WARM_ARGV=(srun --job-name=kit-warm true)

@@ -258,6 +258,14 @@ def test_what_cannot_be_forked_starts_plainly_and_says_why(warm: Warm, modules: 
     assert err.endswith("; the rank imports by itself\n")
 
 
+def test_the_prompt_of_a_virtual_environment_is_no_difference(warm: Warm) -> None:
+    """`source .venv/bin/activate` exports PS1, made from the one that it finds: no rank of such a job was warm."""
+    warm.write("import os; print(os.environ['PS1'], 'json' in __import__('sys').modules)")
+    warm.serve("json")
+    code, out, err = warm.run("p.py", PS1="(.venv) ", _OLD_VIRTUAL_PS1="x")
+    assert (code, out, err) == (0, "(.venv)  True\n", "")
+
+
 def test_without_a_warm_process_the_rank_starts_plainly(warm: Warm) -> None:
     warm.write("import sys; sys.exit(5)")
     words = [word if word != "20" else "0" for word in warm.words("p.py")]
