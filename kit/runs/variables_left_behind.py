@@ -12,7 +12,9 @@ from kit.validation import toml
 
 # What people set for a run of NCCL, torch, OpenMP, a tracker or Hugging Face. Secrets have a key of their own.
 _MEANT = re.compile(
-    r"(NCCL|GLOO|UCX|FI|OMPI|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|OMP|MKL|KMP|WANDB|MLFLOW|HF|TRANSFORMERS|DS|TF|XLA)_\w+"
+    r"(NCCL|GLOO|UCX|FI|OMPI|TORCH|TORCHINDUCTOR|PYTORCH|TRITON|OMP|MKL|KMP|WANDB|MLFLOW|HF|TRANSFORMERS|DS|XLA)_\w+"
+    # Terraform's names begin with TF_, too.
+    r"|TF_(CPP|CONFIG|ENABLE|FORCE|GPU|NUM|XLA)\w*"
     r"|CUDA_(LAUNCH_BLOCKING|DEVICE_ORDER|DEVICE_MAX_CONNECTIONS)|PYTHONHASHSEED|TOKENIZERS_PARALLELISM"
 )
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW")
