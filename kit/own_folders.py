@@ -7,6 +7,7 @@ ACL names, and hands them on to what is made in it.
 from __future__ import annotations
 
 import contextlib
+import grp
 import os
 import pwd
 import stat
@@ -45,12 +46,29 @@ def replaceable_by(folder: Path) -> str:
 
     In a folder with the sticky bit, only the owner of the folder and that of the file can.
     """
+    if owner := stranger(folder):
+        return owner
     seen = folder.stat()
-    if seen.st_uid not in {0, os.geteuid()}:
-        return user(seen.st_uid)
     if seen.st_mode & stat.S_ISVTX:
         return ""
-    return "everybody" if seen.st_mode & stat.S_IWOTH else "its group" if seen.st_mode & stat.S_IWGRP else ""
+    if seen.st_mode & stat.S_IWOTH:
+        return "everybody"
+    return "its group" if seen.st_mode & stat.S_IWGRP and not _is_private(seen.st_gid) else ""
+
+
+def stranger(path: Path) -> str:
+    """The owner of a file or folder, if it is neither root nor this user; empty otherwise."""
+    owner = path.stat().st_uid
+    return user(owner) if owner not in {0, os.geteuid()} else ""
+
+
+def _is_private(gid: int) -> bool:
+    """Whether a group is the one that some systems make for each user: it has the user's name, and no other member."""
+    try:
+        group, me = grp.getgrgid(gid), pwd.getpwuid(os.geteuid())
+    except KeyError:
+        return False
+    return gid == me.pw_gid and group.gr_name == me.pw_name and not {*group.gr_mem} - {me.pw_name}
 
 
 def user(uid: int) -> str:

@@ -29,12 +29,19 @@ def show_warnings(jobs: Iterable[Prepared | Kind]) -> None:
 
 
 def show_advice(jobs: Iterable[Prepared]) -> None:
-    """Print what Slurm's topology makes slow, and which variables stay behind. Slurm is asked at most once for each job."""
+    """Print what Slurm's topology makes slow, what others could change, and which variables stay behind.
+
+    Slurm is asked at most once for each job.
+    """
+    from kit.runs import shared_trust
     from kit.slurm import parallel_group_fit
 
     jobs = [*jobs]
     show_left_behind(jobs)
-    _warn(one for job in jobs for one in parallel_group_fit.warnings(job.plan, env=job.env))
+    for job in jobs:
+        _warn(parallel_group_fit.warnings(job.plan, env=job.env))
+        if job.remote is None:
+            _warn(shared_trust.warnings(job.plan))
 
 
 def show_left_behind(jobs: Iterable[Prepared]) -> None:

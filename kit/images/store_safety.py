@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import pwd
 import stat
 from collections.abc import Iterator
 from pathlib import Path
+
+from kit import own_folders
+
+_FOLDERS = ("sha256", "refs", "tmp", "locks")
 
 
 def problems(store: Path) -> Iterator[str]:
@@ -19,7 +21,7 @@ def problems(store: Path) -> Iterator[str]:
         return
     for folder in store.resolve().parents:
         yield from _above(folder)
-    for folder in (store, store / "sha256"):
+    for folder in (store, *(store / name for name in _FOLDERS)):
         if folder.is_dir():
             yield from _folder(folder)
     for path in sorted((store / "sha256").glob("*")) if (store / "sha256").is_dir() else ():
@@ -27,15 +29,17 @@ def problems(store: Path) -> Iterator[str]:
 
 
 def _above(folder: Path) -> Iterator[str]:
-    found = folder.stat()
-    if found.st_uid not in {0, os.geteuid()}:
-        yield f"{folder}: belongs to {_user(found.st_uid)}, who can exchange the store"
-    elif found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
-        yield f"{folder}: everybody may write it, and so exchange the store: 'chmod o-w' or 'chmod +t' it"
+    if owner := own_folders.stranger(folder):
+        yield f"{folder}: belongs to {owner}, who can exchange the store"
+    elif who := own_folders.replaceable_by(folder):
+        yield f"{folder}: {who} may write it, and so exchange the store: 'chmod go-w' or 'chmod +t' it"
 
 
 def _folder(folder: Path) -> Iterator[str]:
     found = folder.stat()
+    if owner := own_folders.stranger(folder):
+        # The sticky bit holds for all users but the folder's owner.
+        yield f"{folder}: belongs to {owner}, who can replace every image in it: let root or a shared account own it"
     who = "everybody" if found.st_mode & stat.S_IWOTH else "its group" if found.st_mode & stat.S_IWGRP else ""
     if who and not found.st_mode & stat.S_ISVTX:
         mode = stat.S_IMODE(found.st_mode)
@@ -46,12 +50,7 @@ def _file(path: Path) -> Iterator[str]:
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         yield f"{path}: not a regular file: remove it"
+    elif owner := own_folders.stranger(path):
+        yield f"{path}: belongs to {owner}, who can change it while a run has it mounted: let root own it, or use image.stage"
     elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         yield f"{path}: mode {stat.S_IMODE(found.st_mode):o}: others may write it: 'chmod go-w {path}'"
-
-
-def _user(uid: int) -> str:
-    try:
-        return f"{pwd.getpwuid(uid).pw_name} ({uid})"
-    except KeyError:
-        return str(uid)

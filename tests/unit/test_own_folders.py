@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import stat
 import struct
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kit import own_folders, shell
 from kit.errors import RunError
-from kit.runs import folder
+from kit.images import store_safety
+from kit.runs import folder, shared_trust
 from kit.snapshots import scan
 from kit.snapshots.store import Store
 from tests.support import make_site, plan_of, write_job
@@ -55,7 +57,8 @@ def test_c19_the_umask_opens_no_run_folder(tmp_path: Path, mask: int) -> None:
 
 
 def test_c12_a_shared_folder_of_runs_gets_the_sticky_bit_from_its_owner(tmp_path: Path) -> None:
-    """Without it, each who may write the folder may rename a waiting run, and put his own in its place."""
+    """Without it, each who may write the folder may rename a waiting run, and put one of their own in its place."""
+    os.chown(tmp_path, -1, _group_of_others())
     tmp_path.chmod(0o2775)
     assert own_folders.replaceable_by(tmp_path) == "its group"
     with folder.whole(tmp_path / "run"):
@@ -179,3 +182,60 @@ def test_c12_nothing_of_a_changed_run_folder_is_run(run_dir: Path, change: str) 
     code, said = batch(run_dir)
     assert (code, (run_dir.parent / "ran").exists()) == (72, False)
     assert "the run folder is not what was submitted" in said
+
+
+# ---- what is said at submit and by the doctor, because no check holds against it ----
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> Path:
+    """A store whose sha256/ and image belong to whoever built first. C16."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another user")
+    sha256 = tmp_path / "store" / "sha256"
+    sha256.mkdir(parents=True)
+    sha256.chmod(0o3775)
+    (sha256 / f"{'a' * 64}.sqsh").write_bytes(b"hsqs")
+    for path in (sha256, *sha256.iterdir()):
+        os.chown(path, NOBODY, NOBODY)
+    return tmp_path / "store"
+
+
+def test_c16_the_doctor_names_the_owner_of_a_folder_and_of_an_image(shared: Path) -> None:
+    """The owner of a folder with the sticky bit may rename every file in it, and an image's owner may write into it."""
+    found = [one for one in store_safety.problems(shared) if one.startswith(f"{shared}/")]
+    assert [one.partition(": ")[2].partition(",")[0] for one in found] == ["belongs to nobody (65534)"] * 2
+
+
+def test_c16_the_doctor_names_a_folder_above_that_its_group_may_write(tmp_path: Path) -> None:
+    (tmp_path / "store").mkdir()
+    tmp_path.chmod(0o775)
+    os.chown(tmp_path, -1, _group_of_others())
+    assert f"{tmp_path}: its group may write it" in "\n".join(store_safety.problems(tmp_path / "store"))
+
+
+def _group_of_others() -> int:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a folder to another group")
+    return NOBODY
+
+
+@pytest.mark.parametrize("stage", [False, True])
+def test_c16_a_submit_names_an_image_that_its_owner_can_change(tmp_path: Path, shared: Path, stage: bool) -> None:
+    made = plan_of(write_job(tmp_path, JOB), site=make_site(run_dir=tmp_path / "runs/digits-1"))
+    (stored,) = (shared / "sha256").iterdir()
+    pin = replace(made.decisions.pins.own, stored=str(stored), image="/of/the/node.sqsh" if stage else str(stored))
+    changed = replace(made, decisions=replace(made.decisions, pins=replace(made.decisions.pins, own=pin)))
+    found = [one for one in shared_trust.warnings(changed) if one.key == "image"]
+    assert [("who can change it" in one.problem, 'stage = "node"' in one.hint) for one in found] == [(True, True)] * (
+        not stage
+    )
+
+
+def test_c12_a_submit_names_the_folder_in_which_others_can_replace_the_run(tmp_path: Path) -> None:
+    made = plan_of(write_job(tmp_path, JOB), site=make_site(run_dir=tmp_path / "runs/digits-1"))
+    assert [one for one in shared_trust.warnings(made) if one.key == "paths.runs"] == []
+    os.chown(tmp_path, -1, _group_of_others())
+    tmp_path.chmod(0o2775)
+    (one,) = (one for one in shared_trust.warnings(made) if one.key == "paths.runs")
+    assert (one.hint, "its group" in one.problem) == (f"chmod +t {tmp_path}", True)
