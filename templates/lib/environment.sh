@@ -60,4 +60,9 @@ environment::scrub() {
                 ;;
         esac
     done
+    # Enroot is many starts of bash. Each warns of an LC_ALL that the node lacks, and a late warning sometimes ends Enroot with
+    # `Invalid argument: /tmp/.enroot_config_…`.
+    case "${KIT_RUNTIME:-}" in
+        pyxis | enroot) [[ -z "${LC_ALL:-}" ]] || export LC_ALL=C.UTF-8 ;;
+    esac
 }

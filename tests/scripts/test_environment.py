@@ -109,3 +109,20 @@ def test_a_pattern_keeps_what_begins_so_and_no_secret() -> None:
     }
     script = "environment::scrub 'NCCL_*' 'WANDB_*' MINE\ncompgen -e | grep -E 'NCCL|WANDB|OMP|MINE' | sort"
     assert bash(script, **given) == ["MINE", "NCCL_DEBUG", "NCCL_IB_HCA", "WANDB_PROJECT"]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "given", "said"),
+    [
+        ("pyxis", "xx_YY.UTF-8", "C.UTF-8"),
+        ("enroot", "xx_YY.UTF-8", "C.UTF-8"),
+        ("enroot", "", "none"),
+        ("bubblewrap", "xx_YY.UTF-8", "xx_YY.UTF-8"),
+        ("bare", "xx_YY.UTF-8", "xx_YY.UTF-8"),
+    ],
+)
+def test_b12_enroot_gets_no_locale_that_a_node_may_lack(runtime: str, given: str, said: str) -> None:
+    """2 of 13 starts ended in Enroot's own check of its configuration."""
+    script = "environment::scrub 2>/dev/null\nbash -c 'echo \"${LC_ALL:-none}\"' 2>/dev/null"
+    env = {"LC_ALL": given} if given else {}
+    assert bash(script, KIT_RUNTIME=runtime, **env) == [said]
