@@ -153,7 +153,8 @@ class SlurmOptions(Model):
         default=None,
         description="File for the batch script's output, such as 'logs/%x-%j.out'. The path may contain Slurm's patterns "
         "and {run} {project} {job} {user} {home} {data}. A relative path starts at the job file's folder. Default: "
-        "logs/batch.log in the run folder.",
+        "logs/batch.log in the run folder. The output of the ranks is not in this file: it is in logs/ of the run folder, and "
+        "`kit logs -f` shows it.",
     )
     error: LogPattern | None = Field(
         default=None,
