@@ -84,3 +84,9 @@ def test_the_clusters_list_is_added_to_the_jobs(tmp_path: Path) -> None:
         resolved(tmp_path, 'inherit = ["MINE", "NCCL_*"]', 'inherit = ["NCCL_*", "HTTPS_PROXY"]\n'), make_site()
     )
     assert made.job.inherit == ("NCCL_*", "HTTPS_PROXY", "MINE")
+
+
+def test_a_name_of_terraform_is_not_taken_for_tensorflows(tmp_path: Path) -> None:
+    shell = {"TF_CLI_CONFIG_FILE": "/x", "TF_CPP_MIN_LOG_LEVEL": "2"}
+    fault = left_behind(resolved(tmp_path), shell)
+    assert fault is not None and fault.problem.endswith("of your shell: TF_CPP_MIN_LOG_LEVEL")
