@@ -4,6 +4,8 @@
 set -uo pipefail
 
 # shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
+# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/events.sh"
