@@ -134,7 +134,7 @@ def verify_image(
 
     project, place = data_folders.project(), store_of(store, cluster)
     if signature:
-        typer.echo(f"signed by {_signer(image, cluster)}", err=True)
+        typer.echo(_signed(image, cluster), err=True)
     if rebuild:
         found = verify_image.rebuilt(image, project=project, store=place, report=Terminal())
     else:
@@ -186,12 +186,15 @@ def sign_image(
     typer.echo(str(signature.sign(_lock_file(name, data_folders.project()), key.expanduser())))
 
 
-def _signer(name: str, cluster: str | None) -> str:
+def _signed(name: str, cluster: str | None) -> str:
+    """What was signed, and by whom."""
     from kit import data_folders
-    from kit.images import signature
+    from kit.images import image_lock, signature
 
-    signers = cluster_of(cluster).store.signers
-    return signature.require(_lock_file(name, data_folders.project()), signers, what=f"image {name}")
+    place = _lock_file(name, data_folders.project())
+    who = signature.require(place, cluster_of(cluster).store.signers, what=f"image {name}")
+    signed = image_lock.head(place)
+    return f"signed by {who}: the lock of image {signed.name}, sha256:{signed.sha256}"
 
 
 def _lock_file(name: str, project: Path) -> Path:

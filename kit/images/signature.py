@@ -10,8 +10,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from kit import shell
+from kit import shell, untrusted_files
 from kit.errors import ImageError, LockError, UsageError
+from kit.images import image_lock
 
 # ssh-keygen's namespace: a signature for another purpose, such as a commit, is not valid for an image.
 NAMESPACE = "slurm-kit-image"
@@ -42,8 +43,8 @@ def sign(lock_file: Path, key: Path) -> Path:
 
 
 def require(lock_file: Path, signers: Sequence[str], *, what: str) -> str:
-    """The name of the signer of a lock. LockError when there is no signature, the lock changed since, or the signer is not in
-    `signers`.
+    """The name of the signer of a lock. LockError when there is no signature, the lock changed since, it is the lock of another
+    image than its folder, or the signer is not in `signers`.
 
     signers: as in `[store] signers`: a name and a public key each.
     """
@@ -63,12 +64,21 @@ def require(lock_file: Path, signers: Sequence[str], *, what: str) -> str:
             raise LockError(
                 f"{what}: {place} was made with a key that does not belong to one of the cluster's signers", hint=mend
             )
-        text = lock_file.read_text(encoding="utf-8")
+        # Byte for byte: a reader that changes line ends would accept a file that was not signed.
+        text = untrusted_files.read_bytes(lock_file).decode(errors="surrogateescape")
         words = [*base, "verify", *files, "-I", who, "-n", NAMESPACE]
         done = shell.run(words, input=text, check=False, timeout=_TIMEOUT_S)
     if done.returncode:
         raise LockError(f"{what}: {lock_file} changed after {who} signed it", hint=mend)
+    require_name(image_lock.head(lock_file).name, lock_file.parent.name)
     return who
+
+
+def require_name(signed: str, asked: str) -> None:
+    """LockError if the lock of an image is the lock of another one, which may be signed, too."""
+    if signed != asked:
+        problem = f"image {asked}: its lock is that of image {signed}, and a signature is for one name and one digest"
+        raise LockError(problem, hint=f'image = "{signed}"')
 
 
 def name_of(signer: str) -> str:

@@ -136,7 +136,11 @@ def _require_signatures(prepared: Prepared) -> None:
 
     resolved = prepared.resolved
     signers = resolved.cluster.store.signers
-    for pinned in prepared.plan.decisions.pins.distinct if signers else ():
+    pins = prepared.plan.decisions.pins
+    for asked, pinned in [(resolved.job.image_name, pins.own), *pins.of_roles.items()] if signers else ():
+        if asked and pinned.lock:
+            signature.require_name(pinned.lock.name, asked)
+    for pinned in pins.distinct if signers else ():
         if pinned.lock is None:
             problem = "cluster {!r} takes signed images only, and a reference has no lock that could be signed"
             raise LockError(f"{pinned.image}: {problem.format(resolved.cluster_name)}", hint="kit import-image")

@@ -114,6 +114,37 @@ def test_a_run_starts_from_a_signed_image_and_from_no_other(
         submit.require_ready(other)
 
 
+@needs_ssh
+def test_a_signed_lock_of_another_image_is_refused_under_this_name(
+    tmp_path: Path, lock_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada, entry = key(tmp_path, "ada")
+    other = tmp_path / "containers/mini/image.lock"
+    image_lock.write(other, make_lock("mini"))
+    signature.sign(other, ada)
+    for path in (other, signature.file_of(other)):
+        (lock_file.parent / path.name).write_bytes(path.read_bytes())
+    refused = "image train-cpu: its lock is that of image mini"
+    with pytest.raises(LockError, match=refused):
+        signature.require(lock_file, [entry], what="image train-cpu")
+    (tmp_path / "clusters").mkdir()
+    text = f"[store]\nsigners = ['{entry}']\n[node]\ncpus = 8\n[container]\nruntime = 'pyxis'\n"
+    (tmp_path / "clusters/far.toml").write_text(text)
+    monkeypatch.setattr("kit.images.check_against_lock.check", lambda *_, **__: None)
+    job = write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n')
+    with pytest.raises(LockError, match=refused):
+        submit.require_ready(prepare_run.prepare(job, cluster="far", overrides=[]))
+
+
+@needs_ssh
+def test_a_copy_of_a_signed_lock_with_other_line_ends_is_refused(tmp_path: Path, lock_file: Path) -> None:
+    ada, entry = key(tmp_path, "ada")
+    signature.sign(lock_file, ada)
+    lock_file.write_bytes(lock_file.read_bytes().replace(b"\n", b"\r\n"))
+    with pytest.raises(LockError, match="changed after ada@lab signed it"):
+        signature.require(lock_file, [entry], what="image train-cpu")
+
+
 def test_signers_are_names_and_keys() -> None:
     for wrong in ("ssh-ed25519 AAAA", "ada", "ada\nssh-ed25519 AAAA", 'ada namespaces="git" ssh-ed25519 AAAA'):
         with pytest.raises(ConfigError):
