@@ -1,4 +1,4 @@
-"""What the kit makes in a folder that others may write is its maker's alone. C11, C12."""
+"""Folders of the kit in a folder that others may write: their maker's alone. C11, C12."""
 
 from __future__ import annotations
 
