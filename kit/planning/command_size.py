@@ -30,9 +30,8 @@ def check(words: Sequence[str], env: Mapping[str, str], *, file: str) -> None:
     total, most = sum(size + _POINTER for _, _, size in sizes), MOST_BYTES - OTHERS_BYTES
     if total > most and not faults:
         larger = "env" if sum(size for key, _, size in sizes if key != "args") * 2 > total else "args"
-        problem = (
-            f"the program's arguments and variables are {total:,} bytes; Linux passes {most:,} beside those of Slurm"
-        )
+        given, limit = f"{total / 1e6:.2f} MB", f"{most / 1e6:.2f} MB"
+        problem = f"the program's arguments and variables are {given}; Linux passes {limit} beside those of Slurm"
         faults = [Fault(key=larger, problem=problem, hint=_HINT)]
     if faults:
         raise ConfigError.of(*faults, file=file)

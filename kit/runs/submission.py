@@ -18,7 +18,6 @@ from pathlib import Path
 from kit import hold_signals, untrusted_files
 from kit.errors import JobRefusedError, SlurmError, UnconfirmedError
 from kit.owning_process import Owner
-from kit.planning.sbatch_header import header
 from kit.runs import atomic_write
 from kit.slurm import accounting, client
 
@@ -119,6 +118,8 @@ def _marked(argv: Sequence[str], intent: Intent) -> tuple[str, ...]:
 
 def _options_in(script: str) -> list[str]:
     try:
+        from kit.planning.sbatch_header import header
+
         return header(Path(script).read_text(encoding="utf-8", errors="replace"))
     except OSError:
         return []

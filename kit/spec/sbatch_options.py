@@ -67,12 +67,11 @@ def _without_gpus(value: str, name: str = "gres") -> None:
         return
     _, *kind, count = gpus[0] if len(gpus[0]) > 1 and gpus[0][-1].isdigit() else [*gpus[0], "1"]
     others = [item for item in items if item.partition(":")[0] != "gpu"]
-    hint = f"[resources] gpus_per_node = {count}"
-    hint += f' and gpu_type = "{kind[0]}"' if kind else ""
-    hint += f' and [slurm] extra = ["--gres={",".join(others)}"]' if others else ""
+    lines = ["[resources]", f"gpus_per_node = {count}", *([f'gpu_type = "{kind[0]}"'] if kind else [])]
+    lines += ["[slurm]", f'extra = ["--gres={",".join(others)}"]'] if others else []
     raise Invalid(
         f"--{name}: write the key resources.gpus_per_node instead, which is checked against the cluster's rules",
-        hint=hint,
+        hint="\n       ".join(lines),
     )
 
 

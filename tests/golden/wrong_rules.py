@@ -10,6 +10,7 @@ from pathlib import Path
 from kit import config
 from kit.errors import ConfigError
 from kit.frameworks import program_releases, torchtitan
+from kit.planning.plain_file import plain_script
 from kit.planning.plan import plan
 from kit.planning.plan_inputs import Site
 from kit.runs import chain, secret
@@ -370,7 +371,23 @@ def _planning() -> list[Rule]:
                 write_job(folder, HEAD.format(launcher="ddp")), site=make_site(run_dir=Path("/my runs/digits-1"))
             ),
         ),
+        _alone("ddp", 'rendezvous = "c10d"\nargs = ["/kit/run/x"]\n[secrets]\nenv = ["HF_TOKEN"]'),
+        _alone("deepspeed", ""),
+        _alone("roles", "[roles.a]\ncommand = ['a']"),
     ]
+
+
+def _alone(launcher: str, text: str) -> Rule:
+    """A job that `kit render --plain` cannot write."""
+    whole = HEAD.format(launcher=launcher) + text + "\n"
+
+    def run(folder: Path) -> object:
+        resolved = config.load_job(write_job(folder, whole), cluster="local")
+        lock = make_lock()
+        lock.packages.pip["deepspeed"] = "0.18.9"
+        return plain_script(plan(resolved, lock, make_site()).decisions)
+
+    return Rule(text=f"# kit render --plain\n{whole}", run=run)
 
 
 def _pinned(folder: Path, *, lock: bool) -> object:

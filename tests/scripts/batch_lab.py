@@ -78,7 +78,7 @@ class BatchLab:
             (
                 "set -uo pipefail",
                 f"KIT_RUN_DIR={self.run_dir} KIT_NODES=3 KIT_STEPS=3 KIT_OUTLIVES=1 KIT_MASTER_PORT_BASE=20000",
-                "KIT_LEAD=120 KIT_GRACE=90 KIT_NO_PROGRESS=3",
+                "KIT_LEAD=120 KIT_LEAD_SIGNALS=USR1,TERM KIT_GRACE=90 KIT_NO_PROGRESS=3",
                 "KIT_RETRY_CODES=(137) KIT_RETRY_REQUEUE=0 KIT_REQUEUE_CAPPED=0 KIT_RETRY_IN_ALLOCATION=0 KIT_RUNTIME=bare",
                 f"KIT_SIGNAL_ARGV=(srun --job-name=kit-signal true) KIT_AVOID_DIR={self.run_dir}/avoid KIT_IMAGES=()",
                 "KIT_PREFLIGHT_TIMEOUT=20 KIT_PREFLIGHT_ON_FAILURE=fail KIT_PROBE_ARGV=() KIT_PREFLIGHT_ARGV=()",
