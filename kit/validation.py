@@ -114,7 +114,9 @@ def _with_item(table: object, location: Location, item: object) -> list[object]:
     """The list at this place of a file with another item, and the items beside it as they are."""
     place = int(location[-1])
     for part in location[:-1]:
-        table = table[part] if isinstance(table, Mapping | list) and not isinstance(table, str) else None  # type: ignore[index]
+        # A key with dots, such as `args.--lr`, may stand there in its parts.
+        found = (isinstance(table, Mapping) and part in table) or (isinstance(table, list) and isinstance(part, int))
+        table = table[part] if found else None  # type: ignore[index]
     given = [*table] if isinstance(table, list | tuple) else []
     return [*given[:place], item, *given[place + 1 :]]
 

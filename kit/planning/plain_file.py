@@ -168,7 +168,8 @@ def _contained(made: Decisions, words: list[str]) -> list[str]:
         bin=made.paths.run.bin,
         home=made.site.home,
     )
-    return made.runtime.wrap(words[:at], words[at:], container)
+    # The kit's own FUSE programs are files of a run folder.
+    return [word for word in made.runtime.wrap(words[:at], words[at:], container) if "BASH_ENV=" not in word]
 
 
 def _words(words: list[str]) -> str:

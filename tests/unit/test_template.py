@@ -63,7 +63,12 @@ def test_the_plans_own_variables_and_jinja_everywhere_without_the_mark(tmp_path:
 def test_the_ejected_default_makes_the_same_script(tmp_path: Path) -> None:
     own = made(tmp_path, plain("bin/batch.sh"))
     default = plan_of(write_job(tmp_path, JOB.replace('template = "my.sbatch.j2"', "")))
-    assert own.text_of("batch.sh") == default.text_of("batch.sh")
+
+    def without_digest(text: str) -> str:
+        """A template of one's own may call any part, so its run has more files, and they have another digest."""
+        return re.sub(r"^readonly KIT_CODE=[0-9a-f]{64}$", "", text, flags=re.MULTILINE)
+
+    assert without_digest(own.text_of("batch.sh")) == without_digest(default.text_of("batch.sh"))
 
 
 def test_eject_writes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
