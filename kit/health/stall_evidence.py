@@ -127,20 +127,26 @@ class RankEvidence:
 
     @cached_property
     def stack(self) -> list[Frame]:
-        """The stack of the main thread of the rank's own process, the innermost frame first."""
-        process, inside, frames = "", False, list[Frame]()
+        """The stack of the main thread of the rank's own process, the innermost frame first.
+
+        Where no thread has its name or its number, it is the first: py-spy lists the oldest first. It does not always read a
+        thread's name, and a thread's number in a container is another than the process's number outside.
+        """
+        process, inside, threads = "", 0, 0
+        frames, first = list[Frame](), list[Frame]()
         for number, line in self.section("stacks"):
             if found := _PROCESS.match(line):
-                if process and frames:
+                if process and (frames or first):
                     break
                 process = found["pid"]
             elif _is_main(line, process):
-                inside = True
+                inside = 2
             elif _THREAD.match(line):
-                inside = False
+                threads += 1
+                inside = int(threads == 1)
             elif inside and (frame := _frame(line, number)):
-                frames.append(frame)
-        return frames
+                (frames if inside == 2 else first).append(frame)
+        return frames or first
 
     @cached_property
     def calls(self) -> list[Collective]:

@@ -21,6 +21,8 @@ SLURM_ENDED = (
 # The first line of a start in the batch log (lib/nodes.sh).
 START = r": job \d+ \(.*\), queued again \d+ times"
 
+# squeue's reason for a job in this state, which the folder gives after Slurm has forgotten the job.
+_REASONS = {"NODE_FAIL": "NodeDown", "TIMEOUT": "TimeLimit"}
 _STATES = {"TIME LIMIT": "TIMEOUT", "PREEMPTION": "PREEMPTED", "NODE FAILURE": "NODE_FAIL"}
 # What lib/retry.sh records of a preempted job whose ranks ended with 0: its words, and 128 + SIGTERM.
 _PREEMPTED, _DOUBTED = ": Slurm preempted the job, and the ranks ended with 0", 143
@@ -53,6 +55,11 @@ def state(run_dir: Path, one: Facts) -> str:
     found = _slurms_word(run_dir, one) or ("CANCELLED" if one.asked_to_end else plain)
     # The mark of a preemption stays on a job that ended well: the batch script records no 0 if it was itself preempted.
     return plain if found == "PREEMPTED" and one.exit_code == 0 else found
+
+
+def reason(ended: str) -> str:
+    """squeue's reason for a job that ended in this state; empty where the state says it all."""
+    return _REASONS.get(ended, "")
 
 
 def _slurms_word(run_dir: Path, one: Facts) -> str:

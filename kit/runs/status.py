@@ -146,9 +146,10 @@ def _asked_for(one: Status, answer: foreign_runs.ForeignJobs) -> Status:
 def _of_folder(run_dir: Path, one: Facts) -> Status:
     """The status of a run that has ended, without Slurm."""
     job_id: JobId | None = one.slurm_id if one.slurm_id is not None else one.job_id
+    state = how_ended.state(run_dir, one)
     return Status(
-        facts=one, run_dir=run_dir, job_id=job_id, state=how_ended.state(run_dir, one), exit_code=one.exit_code, nodes=one.nodes,
-        elapsed=how_ended.elapsed(run_dir) if one.exit_code else "", reason="", restarts=one.restarts,
+        facts=one, run_dir=run_dir, job_id=job_id, state=state, exit_code=one.exit_code, nodes=one.nodes,
+        elapsed=how_ended.elapsed(run_dir) if one.exit_code else "", reason=how_ended.reason(state), restarts=one.restarts,
     )  # fmt: skip
 
 

@@ -184,7 +184,8 @@ FAULTS = {
     ),
     "batch-stepd-killed": Fault(
         once=("srun", "bare"),
-        why=("stepd-killed", "bad node"),
+        # The ranks ended well, and the folder says so, whatever Slurm lost (D7).
+        why=("completed", "nothing to do"),
         act=kill_batch_stepd,
         code=0,
         state="CANCELLED",
