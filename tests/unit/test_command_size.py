@@ -57,5 +57,5 @@ def test_a_job_that_no_node_could_start_is_refused(tmp_path: Path, lines: str, k
         plan_of(write_job(tmp_path, JOB + lines))
     (fault,) = caught.value.faults
     assert fault.key == key
-    assert "Linux passes 1,835,008 beside those of Slurm" in fault.problem
+    assert "Linux passes 1.84 MB beside those of Slurm" in fault.problem
     assert fault.file.endswith("job.toml")
