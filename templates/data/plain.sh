@@ -11,7 +11,7 @@
 {% endif %}
 #
 # `kit submit` of the same job also checks nodes and image before any rank starts, keeps a log of each rank, names the rank that
-# failed first, starts again after a fault, ends ranks that stand still, and records what ran.
+# failed first, starts again after a fault, ends stalled ranks, and records what ran.
 set -euo pipefail
 
 # The environment of each rank.
