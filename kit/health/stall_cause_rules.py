@@ -205,7 +205,7 @@ UNANSWERED = Rule(
     id="stall-unanswered",
     verdict=AGAIN,
     pattern="",
-    says="why it stands still is unknown: {silent} nodes gave no evidence when it was gathered, and {answered} did",
+    says="the cause of the stall is unknown: {silent} nodes gave no evidence when it was gathered, and {answered} did",
     advice="so many nodes are rarely ill at once: Slurm may have started no step on them in time; ask again for stacks",
     next="kit stacks {run}",
 )

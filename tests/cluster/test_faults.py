@@ -184,7 +184,7 @@ FAULTS = {
     ),
     "batch-stepd-killed": Fault(
         once=("srun", "bare"),
-        # The ranks ended well, and the folder says so, whatever Slurm lost (D7).
+        # The ranks ended well: the record in the run folder counts, not what Slurm lost.
         why=("completed", "nothing to do"),
         act=kill_batch_stepd,
         code=0,
