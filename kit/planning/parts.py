@@ -114,6 +114,10 @@ def _chain(made: Decisions) -> str | None:
     return "chain" if made.job.chain else None
 
 
+def _rotate(made: Decisions) -> str | None:
+    return "rerun --rotate" if made.site.node_order else None
+
+
 def _container(made: Decisions) -> str | None:
     return "container.runtime" if made.runtime.containerized else None
 
@@ -168,7 +172,7 @@ PARTS = (
     Part(name="all_reduce", asked_by=_all_reduce, files=("bin/all_reduce.py",), phases=False),
     Part(name="ready", asked_by=_ready, files=("bin/ready.sh",), phases=False),
     Part(name="chain", asked_by=_chain, files=("lib/chain.sh",), phases=False),
-    Part(name="rotate", asked_by=lambda _: None, files=("lib/rank_numbers.py",), phases=False),
+    Part(name="rotate", asked_by=_rotate, files=("lib/rank_numbers.py",), phases=False),
     Part(name="image_mount", asked_by=_container, files=("lib/image_mount.sh",), phases=False),
     Part(
         name="fuse_daemon",

@@ -21,7 +21,8 @@ class Site:
     seed: drawn by the caller; used if the job sets none. pyxis: whether the cluster's Slurm has the plugin. containers: False for
     `--no-container`. runs_dir: the folder of all runs, which also records failed nodes; points of a sweep are deeper in it. avoid:
     nodes that failed a preflight within the last day. store: of the images, if the cluster's file names none. snapshot: of the
-    job's folder; None if the run works in that folder itself.
+    job's folder; None if the run works in that folder itself. node_order: for `kit rerun --rotate`, the nodes in the order of the
+    ranks; empty for Slurm's own order.
     """
 
     run_id: str
@@ -36,3 +37,4 @@ class Site:
     containers: bool = True
     avoid: tuple[str, ...] = ()
     snapshot: Snapshot | None = None
+    node_order: tuple[str, ...] = ()

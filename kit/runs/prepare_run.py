@@ -143,6 +143,7 @@ def prepare_resolved(
     kept = earlier.snapshot(site.runs_dir, uid=uid) if earlier else None
     scan = None if kept else workspace.read(resolved, remote.mirror.runs if remote else site.runs_dir)
     site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir, uid=uid))
+    site = replace(site, node_order=earlier.node_order if earlier else ())
     made = plan(resolved, locks[0], site, role_locks=locks[1])
     if earlier:
         made = earlier.amended(made)

@@ -14,7 +14,6 @@ from kit.config import Sources
 from kit.errors import RunError
 from kit.planning.plan import Plan, PlanFile
 from kit.planning.plan_inputs import Snapshot
-from kit.render import plain
 from kit.runs import checkpoint_steps, workspace
 from kit.runs.manifest import Manifest
 from kit.runs.manifest import read as read_manifest
@@ -214,8 +213,6 @@ class Earlier:
             made = [PlanFile(name=name, text=text) for name, text in found.pointers.items()]
         if self.node_order:
             made.append(PlanFile(name="node-order", text="".join(f"{node}\n" for node in self.node_order)))
-            # `kit compare` needs the numbers that each rank computes.
-            made.append(PlanFile(name="lib/rank_numbers.py", text=plain("lib/rank_numbers.py")))
         return replace(plan, copies=copies, files=(*plan.files, *made))
 
 
