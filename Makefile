@@ -16,7 +16,7 @@ WORKERS ?= 4
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-setup: ## system packages, .venv, a Docker Engine; says what it installs
+setup: ## .venv, system packages, a Docker Engine; says what it installs; without root .venv alone
 	@scripts/setup.sh
 
 demo: setup ## the main job: cluster up, image built and pinned, DDP on 2 nodes in the container, cluster down

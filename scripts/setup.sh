@@ -3,6 +3,7 @@
 #   1. Debian or Ubuntu packages that are missing, as root or through sudo
 #   2. .venv, with the versions and hashes of requirements/dev.lock
 #   3. a Docker Engine, started when none answers (scripts/engine.sh)
+# Without root it makes .venv and names the command for the packages. An engine is then asked for when an image is built.
 # Safe to run again: existing parts are not changed.
 set -euo pipefail
 
@@ -17,13 +18,19 @@ die() {
     exit 4
 }
 
+# sudo asks for a password only a person at a terminal, and only one who is likely to have the right.
+can_be_root() {
+    ((EUID == 0)) && return 0
+    command -v sudo >/dev/null || return 1
+    sudo -n true 2>/dev/null && return 0
+    [[ -t 0 ]] && id -nG | grep -qwE 'sudo|wheel|admin'
+}
+
 as_root() {
     if ((EUID == 0)); then
         "$@"
-    elif command -v sudo >/dev/null; then
-        sudo "$@"
     else
-        die "needs root for: $* — become root, install sudo, or ask an administrator to run it"
+        sudo "$@"
     fi
 }
 
@@ -34,7 +41,7 @@ missing_packages() {
         [[ -z "${program}" || "${program}" == \#* ]] && continue
         PATH="${PATH}:/usr/sbin:/sbin" command -v "${program}" >/dev/null || printf '%s\n' "${package}"
     done < <(cat -- "${package_lists[@]}") | sort -u
-    if ! docker_answers && ! command -v dockerd >/dev/null; then
+    if can_be_root && ! docker_answers && ! command -v dockerd >/dev/null; then
         printf 'docker.io\n'
     fi
     python3 -c 'import ensurepip, venv' 2>/dev/null || printf 'python3-venv\n'
@@ -65,7 +72,14 @@ install_packages() {
         say "system packages: all there"
         return 0
     fi
-    command -v apt-get >/dev/null || die "no apt-get here; install these yourself: ${packages[*]}"
+    if ! can_be_root; then
+        say "a Slurm on this machine and its images need packages; as root: apt-get install ${packages[*]}"
+        return 0
+    fi
+    if ! command -v apt-get >/dev/null; then
+        say "a Slurm on this machine and its images need packages, and there is no apt-get; install these yourself: ${packages[*]}"
+        return 0
+    fi
     say "installs these packages with apt-get: ${packages[*]}"
     as_root apt-get update -qq
     known_packages
@@ -73,6 +87,7 @@ install_packages() {
     as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
 }
 
+# Prints the Python for .venv; fails if there is none.
 find_python() {
     local candidate
     for candidate in python3 python3.13 python3.12 python3.11; do
@@ -81,7 +96,7 @@ find_python() {
             return 0
         fi
     done
-    die "no Python 3.11 or newer with venv; install one (Debian 12: python3 python3-venv)"
+    return 1
 }
 
 install_kit() {
@@ -91,7 +106,7 @@ install_kit() {
         say "Python side: .venv is up to date"
         return 0
     fi
-    python="$(find_python)"
+    python="$(find_python)" || die "no Python 3.11 or newer with venv; as root: apt-get install python3 python3-venv"
     say "makes .venv with ${python} and installs requirements/dev.lock into it"
     [[ -x .venv/bin/python ]] || "${python}" -m venv .venv
     .venv/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements/dev.lock
@@ -103,7 +118,15 @@ package_lists=(scripts/system-packages.txt)
 if [[ "${1:-}" == --with-tests ]]; then
     package_lists+=(scripts/test-packages.txt)
 fi
-install_packages
-install_kit
-scripts/engine.sh up
+# The kit first: what may fail for want of root or of apt-get comes after it.
+if find_python >/dev/null; then
+    install_kit
+    install_packages
+else
+    install_packages
+    install_kit
+fi
+if can_be_root; then
+    scripts/engine.sh up
+fi
 say "done: .venv/bin/kit"

@@ -1,13 +1,34 @@
-"""Hooks for all tests: the outcomes of a whole run are kept (tests/outcomes.py), and files have an order (tests/order.py)."""
+"""Hooks for all tests: the outcomes of a whole run are kept (tests/outcomes.py), and files have an order (tests/order.py).
+
+Tests that need no cluster leave nothing in the developer's own folders: XDG_CACHE_HOME and its like name empty folders there.
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from tests import order
 from tests.outcomes import FOLDER, Outcomes
+
+_ISOLATED = tuple(Path(__file__).parent / name for name in ("unit", "golden", "scripts", "hostile", "why"))
+_XDG = ("CACHE", "CONFIG", "DATA", "STATE")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _own_xdg_folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Empty user folders of a module's own, for its process and all that it starts. Tests of clusters share the user's caches."""
+    if not any(map(request.path.is_relative_to, _ISOLATED)):
+        yield
+        return
+    folder = tmp_path_factory.mktemp("xdg")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in _XDG:
+            patch.setenv(f"XDG_{name}_HOME", str(folder / name.lower()))
+        yield
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -1,7 +1,7 @@
 """Small caches in the user's cache folder. Each is one file, `KIND-DIGEST.json`, with the digest of the path that it belongs to.
 
 They may be deleted at any time. The file of a removed project or sweep would stay for ever, and a home folder often has a quota. So
-each new file removes files that were not written for 90 days.
+each new file removes files of its kind that were not written for 90 days, and all but the 200 that were written last.
 """
 
 from __future__ import annotations
@@ -17,6 +17,8 @@ import platformdirs
 from kit.runs import atomic_write
 
 _UNUSED_S = 90 * 24 * 3600
+# More run folders and sweeps than a person looks at in a month; a file is some kilobytes to a megabyte.
+_MOST = 200
 
 
 def place(kind: str, belongs_to: Path | str) -> Path:
@@ -41,11 +43,16 @@ def write(path: Path, text: str) -> None:
 
 
 def _remove_unused(folder: Path, kind: str) -> None:
-    oldest = time.time() - _UNUSED_S
+    written: list[tuple[float, str]] = []
     with os.scandir(folder) as entries:
         for entry in entries:
             if entry.name.startswith(f"{kind}-") and entry.name.endswith(".json"):
                 # Another command may remove it at the same time.
                 with contextlib.suppress(OSError):
-                    if entry.stat(follow_symlinks=False).st_mtime < oldest:
-                        os.unlink(entry.path)  # noqa: PTH108 - of thousands
+                    written.append((entry.stat(follow_symlinks=False).st_mtime, entry.path))
+    written.sort(reverse=True)
+    oldest = time.time() - _UNUSED_S
+    for place, (when, path) in enumerate(written):
+        if place >= _MOST or when < oldest:
+            with contextlib.suppress(OSError):
+                os.unlink(path)  # noqa: PTH108 - of thousands

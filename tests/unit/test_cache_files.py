@@ -49,6 +49,24 @@ def test_a_new_file_removes_those_of_its_kind_that_nobody_wrote_for_long() -> No
     assert recent.stat().st_mode & 0o777 == 0o600
 
 
+def test_the_number_of_files_of_a_kind_has_a_limit(_cache: Path) -> None:
+    now = time.time()
+    other_kind = cache_files.place("results", "/sweep")
+    cache_files.write(other_kind, "{}")
+    os.utime(other_kind, (now - _DAY_S,) * 2)
+    for number in range(250):
+        path = cache_files.place("runs", f"/runs-{number}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("{}")
+        os.utime(path, (now - _DAY_S + number,) * 2)
+    cache_files.write(cache_files.place("runs", "/new"), "{}")
+    assert len(list((_cache / "kit").glob("runs-*.json"))) == 200
+    assert cache_files.place("runs", "/new").exists()
+    assert cache_files.place("runs", "/runs-249").exists(), "the last ones stay"
+    assert not cache_files.place("runs", "/runs-0").exists()
+    assert other_kind.exists()
+
+
 def test_a_folder_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "kit").write_text("a file where the folder should be")
     cache_files.write(cache_files.place("runs", "/a"), "{}")
