@@ -18,6 +18,7 @@ from kit.images import (
     buildkit,
     check_against_lock,
     cross_host_lock,
+    dockerfile_arguments,
     dockerfile_needs,
     engine_session,
     image_lock,
@@ -32,7 +33,7 @@ from kit.images import (
 )
 from kit.images.engine import Engine, EngineImage, connect
 from kit.images.progress import Report
-from kit.spec.image import ImageLock, ImageSpec
+from kit.spec.image import Build, ImageLock, ImageSpec
 
 _PROVENANCE = "kit build-image"
 # Podman's own label contains its version. With this label, another engine could not give the same bytes.
@@ -102,7 +103,7 @@ def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, squash_and_l
     temporary_names.sweep(entry.folder)
     files = build_context.scan(entry.folder)
     notes = ["the build had a network: another build may give other bytes"] if spec.build.network != "none" else []
-    needs = dockerfile_needs.read(entry.folder / "Dockerfile", target=spec.build.target)
+    needs = dockerfile_needs.read(entry.folder / "Dockerfile", target=spec.build.target, args=spec.build.args)
     buildkit.agree(entry.path, entry.folder / "Dockerfile", needs, spec.build)
     notes += [
         f"the Dockerfile takes {image} without a digest: another build may take another image"
@@ -113,7 +114,7 @@ def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, squash_and_l
         store=order.store,
         lock_file=image_lock.place(entry, project=order.project),
         source="build",
-        inputs=build_context.digest(spec, files, base=other[0].sha256 if other else ""),
+        inputs=build_context.digest(spec, files, base=other[0].sha256 if other else "", automatic=needs.automatic),
         squash=spec.squash,
         locked=order.locked,
         relock=order.relock,
@@ -210,11 +211,12 @@ def _by_engine(
     how = f"{'BuildKit of ' if held else ''}the engine (Docker {engine.version})"
     report.stage(f"building with {how}, network: {spec.build.network}")
     tag = f"kit-image/{order.name}:latest"
-    sent = build_context.stream(folder.files, packages)
+    sent = build_context.stream(_sent(folder, held, work), packages)
     with engine_session.hold(engine, ready.reference, spec.build) as stay:
         if held is None:
+            options = _with_automatic(spec.build, folder.needs, engine)
             image_id = engine.build(
-                sent, tag=tag, base=stay.base, options=spec.build, no_cache=order.fresh, on_line=report.line
+                sent, tag=tag, base=stay.base, options=options, no_cache=order.fresh, on_line=report.line
             )
         else:
             image_id = buildkit.build(
@@ -241,7 +243,30 @@ def _by_engine(
         noise=tree_edits.BUILD_NOISE,
         engine=engine.version,
         image_id=image.id,
+        notes=_frontend_notes(held),
     )
+
+
+def _sent(folder: _BuildFolder, held: buildkit.Session | None, work: Path) -> tuple[build_context.ContextFile, ...]:
+    """The files for the engine, with the Dockerfile as the session sends it."""
+    if held is None or held.dockerfile == folder.needs.text:
+        return folder.files
+    file = work / "Dockerfile"
+    file.write_text(held.dockerfile, encoding="utf-8")
+    return build_context.replacing(folder.files, "Dockerfile", file)
+
+
+def _with_automatic(options: Build, needs: dockerfile_needs.Dockerfile, engine: Engine) -> Build:
+    """The options for the classic builder, with the values of the arguments that only BuildKit sets by itself."""
+    target = options.platform or engine.platform
+    values = dockerfile_arguments.values(needs.automatic, target=target, build=engine.platform)
+    return options.model_copy(update={"args": {**values, **options.args}})
+
+
+def _frontend_notes(held: buildkit.Session | None) -> tuple[str, ...]:
+    if held is None or not held.fetched or "@sha256:" in held.fetched:
+        return ()
+    return (f"the Dockerfile takes {held.fetched} without a digest: another build may take another image",)
 
 
 def ways(engine: Engine, image: EngineImage) -> tuple[squash_and_lock.Way, ...]:

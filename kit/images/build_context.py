@@ -7,7 +7,7 @@ import io
 import json
 import stat
 import tarfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -53,8 +53,11 @@ def scan(folder: Path) -> tuple[ContextFile, ...]:
     return tuple(found)
 
 
-def digest(spec: ImageSpec, files: Iterable[ContextFile], *, base: str = "") -> str:
-    """sha256 (hex) of everything in the folder that determines the image's bytes. base: the locked digest of another image."""
+def digest(spec: ImageSpec, files: Iterable[ContextFile], *, base: str = "", automatic: Sequence[str] = ()) -> str:
+    """sha256 (hex) of everything in the folder that determines the image's bytes.
+
+    base: the locked digest of another image. automatic: arguments of the Dockerfile whose values the engine's platform decides.
+    """
     listed = [[file.name, file.mode, file.target or _sha256(file.path)] for file in files]
     # The memory limit changes how long squashing takes, not its result. Defaults are excluded, so that a key that a later kit adds
     # does not make every lock stale.
@@ -62,6 +65,8 @@ def digest(spec: ImageSpec, files: Iterable[ContextFile], *, base: str = "") -> 
     decisive = spec.model_copy(update={"squash": squash, "description": ""})
     meaning = decisive.model_dump(mode="json", exclude_defaults=True)
     inputs = {"recipe": RECIPE, "spec": meaning, "files": listed, **({"base": base} if base else {})}
+    # Older kits left these arguments empty, so an image with them is built again.
+    inputs |= {"automatic": [*automatic]} if automatic else {}
     text = json.dumps(inputs, sort_keys=True, ensure_ascii=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -70,6 +75,12 @@ def with_wheels(files: Iterable[ContextFile], wheels: Iterable[Path]) -> tuple[C
     """The files of the folder, and the packages below `wheels/`."""
     extra = (ContextFile(name=f"wheels/{wheel.name}", path=wheel, mode=0o644, target=None) for wheel in wheels)
     return (*files, *extra)
+
+
+def replacing(files: Iterable[ContextFile], name: str, path: Path) -> tuple[ContextFile, ...]:
+    """The files, with the content of `path` for the file `name`."""
+    changed = ContextFile(name=name, path=path, mode=0o644, target=None)
+    return tuple(changed if file.name == name else file for file in files)
 
 
 def stream(files: Iterable[ContextFile], wheels: Iterable[Path]) -> Iterator[bytes]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,9 +18,9 @@ from pathlib import Path, PurePosixPath
 
 from kit import shell, untrusted_files
 from kit.errors import ImageError, ToolError
-from kit.images import folder_tree, sqshfile, temporary_names, tree_edits
+from kit.images import build_failure, folder_tree, sqshfile, temporary_names, tree_edits
 from kit.images.build_context import ContextFile
-from kit.images.dockerfile_needs import Instruction
+from kit.images.dockerfile_lines import Instruction
 from kit.images.squash import Stream, Tree
 from kit.images.squash_and_lock import Way
 from kit.spec.image import ImageConfig, ImageSpec
@@ -209,12 +210,18 @@ def _run(one: Instruction, state: _State) -> None:
     # Use an engine's umask, not the user's.
     argv = [*_sandbox(state.root, cwd=state.workdir), "--clearenv", *env]
     argv += ["/bin/sh", "-c", 'umask 022; exec /bin/sh -c "$0"', one.rest]
+    printed: list[str] = []
     try:
         for line in shell.lines(argv):
+            printed.append(line)
             state.on_line(line)
     except ToolError as error:
-        said = f"the build failed at line {one.line} of the Dockerfile: RUN {one.rest}\n{error.message}"
-        raise ImageError(said, hint="mend the Dockerfile at that line") from None
+        code = re.search(r"exit code (\d+)", error.message)
+        step = f"RUN {one.rest} (line {one.line} of the Dockerfile)"
+        verdict = f"exit code {code[1]}" if code else error.message
+        raise build_failure.error(
+            build_failure.FailedBuild(step=step, printed=printed, verdict=verdict), network="none"
+        ) from None
 
 
 def _home(root: Path) -> str:

@@ -18,22 +18,26 @@ from pathlib import Path
 from kit import shell
 from kit.config import shown
 from kit.errors import ConfigError, Fault, ImageError, ToolError
-from kit.images.dockerfile_needs import Dockerfile, Instruction, modern_flag
+from kit.images import build_failure, dockerfile_features, dockerfile_lines
+from kit.images.dockerfile_needs import Dockerfile
 from kit.spec.image import Build, BuildSecret
 
-# From this release on, the engine's own Dockerfile frontend reads here-documents, and the `docker` program leaves BuildKit to its
-# plugin buildx (release notes of Docker Engine 23.0).
+# From this release on, the `docker` program leaves BuildKit to its plugin buildx (release notes of Docker Engine 23.0).
 _MODERN_RELEASE = 23
-_TAIL_LINES = 15
 
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A `docker` program that can hold a BuildKit session. secrets: values of its option --secret. env: its environment."""
+    """A `docker` program that can hold a BuildKit session. secrets: values of its option --secret. env: its environment.
+
+    dockerfile: the text to send. fetched: the frontend that the engine fetches from a registry; empty for its own.
+    """
 
     program: str
     secrets: tuple[str, ...]
     env: Mapping[str, str]
+    dockerfile: str
+    fetched: str
 
 
 def agree(toml: Path, file: Path, needs: Dockerfile, options: Build) -> None:
@@ -55,25 +59,43 @@ def session(toml: Path, file: Path, needs: Dockerfile, options: Build, engine: s
     ImageError with the line that needs BuildKit, if this engine or this machine has none. ConfigError for a secret that does not
     exist.
     """
-    assert needs.buildkit is not None
-    what, instead = _feature_and_alternative(needs.buildkit)
-    place = f"{file}: line {needs.buildkit.line}: {what} needs BuildKit"
+    first = needs.features[0]
+    place = f"{file}: line {first.at.line}: {first.what} needs BuildKit"
     if engine == "Podman":
         hint = "build it with 'buildah build', push it to an OCI layout, and take that: kit import-image ./layout"
-        raise ImageError(f"{place}, and the engine is Podman", hint=f"{instead}; or {hint}")
-    if needs.heredoc is not None and not needs.syntax and _major(engine) < _MODERN_RELEASE:
-        problem = f"a here-document needs Docker Engine {_MODERN_RELEASE}.0 or newer, and this one is {engine}"
-        raise ImageError(
-            f"{file}: line {needs.heredoc.line}: {problem}", hint=_feature_and_alternative(needs.heredoc)[1]
-        )
+        raise ImageError(f"{place}, and the engine is Podman", hint=f"{first.instead}; or {hint}")
+    text, fetched = _frontend(file, needs, engine)
     env = _environment()
     program = next((one for one in _programs() if _holds_sessions(one, env)), None)
     if program is None:
         problem = f"{place}, and no 'docker' program of this machine can use it"
         raise ImageError(
-            problem, hint=f"install Docker's plugin buildx, so that 'docker buildx version' answers; or {instead}"
+            problem, hint=f"install Docker's plugin buildx, so that 'docker buildx version' answers; or {first.instead}"
         )
-    return Session(program=program, secrets=tuple(_secrets(toml, options.secrets)), env=env)
+    secrets = tuple(_secrets(toml, options.secrets))
+    return Session(program=program, secrets=secrets, env=env, dockerfile=text, fetched=fetched)
+
+
+def _frontend(file: Path, needs: Dockerfile, engine: str) -> tuple[str, str]:
+    """The text to send, and the frontend that the engine fetches for it; see Session.
+
+    The engine's own frontend needs no registry, so a `# syntax=` line stays only if the engine is too old for the file, or if the
+    line names another frontend. ImageError if the engine is too old and there is no such line.
+    """
+    refused = next((one for one in needs.features if not one.release), None)
+    if refused is not None:
+        problem = f"{file}: line {refused.at.line}: {refused.what} needs rights that no engine gives to a build"
+        raise ImageError(problem, hint=refused.instead)
+    new = next((one for one in needs.features if one.release > _major(engine)), None)
+    if new is not None and not needs.syntax:
+        problem = f"{new.what} needs Docker Engine {new.release}.0 or newer, and this one is {engine}"
+        hint = (
+            f"{new.instead}; or begin the file with # syntax=docker/dockerfile:1, if the engine reaches that registry"
+        )
+        raise ImageError(f"{file}: line {new.at.line}: {problem}", hint=hint)
+    if needs.syntax and (new is not None or not dockerfile_features.is_own_frontend(needs.syntax)):
+        return needs.text, needs.syntax
+    return dockerfile_lines.without(needs.text, "syntax"), ""
 
 
 def build(
@@ -113,18 +135,8 @@ def build(
             if shown_line.strip() and not shown_line.startswith("sha256:"):
                 on_line(shown_line)
     except ToolError:
-        raise ImageError(_failure(said), hint="mend the Dockerfile at that step") from None
+        raise build_failure.error(_failure(said, held), network=options.network) from None
     return file.read_text(encoding="utf-8").strip()
-
-
-def _feature_and_alternative(one: Instruction) -> tuple[str, str]:
-    """The BuildKit feature in the line, and how to write the line without it."""
-    if one.heredoc:
-        return "a here-document", "write the lines as one RUN, joined with && and a backslash"
-    flag = modern_flag(one)
-    if flag == "--mount":
-        return "RUN --mount", "do without: packages come from wheels/, which needs no cache, and a job has [secrets]"
-    return f"{one.word} {flag}", f"write the {one.word} without {flag}"
 
 
 def _major(version: str) -> int:
@@ -190,17 +202,17 @@ def _comma_separated(*fields: str) -> str:
     return line.getvalue()
 
 
-def _failure(said: list[str]) -> str:
-    """The failed step, its last lines, and BuildKit's final message.
-
-    BuildKit prints each line as `#STEP SECONDS TEXT`, and the final message last.
-    """
+def _failure(said: list[str], held: Session) -> build_failure.FailedBuild:
+    """BuildKit prints each line as `#STEP SECONDS TEXT`, and its final message last."""
     verdict = next((line for line in reversed(said) if line.strip() and not set(line) <= {"-"}), "it printed nothing")
     failed = next((found for line in reversed(said) if (found := re.match(r"#(\d+) ERROR: ", line))), None)
+    if failed is not None and any(re.match(rf"#{failed[1]} resolve image config for ", line) for line in said):
+        verdict = f"the line # syntax={held.fetched} names a frontend of a registry, and the engine could not fetch it: {verdict}"
+        failed = None
     if failed is None:
-        return f"the build failed before the first step\n  {verdict}"
+        return build_failure.FailedBuild(step="", printed=(), verdict=verdict)
     number = failed[1]
     title = next((line for line in said if re.match(rf"#{number} \[", line)), failed[0])
     step = re.sub(r"^#\d+ (\[[^]]*\] )?", "", title)
     printed = [found[1] for line in said if (found := re.match(rf"#{number} \d+\.\d+ (.*)", line))]
-    return "\n".join([f"the build failed at {step}", *(f"  {line}" for line in printed[-_TAIL_LINES:]), f"  {verdict}"])
+    return build_failure.FailedBuild(step=step, printed=printed, verdict=verdict)

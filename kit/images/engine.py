@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kit.errors import EngineError, ImageError
-from kit.images import oci
+from kit.images import build_failure, oci
+from kit.images.engine_hints import registry_hint
 from kit.owning_process import Owner
 from kit.spec.image import Build, ImageConfig
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 # This is long because a RUN line may print nothing for as long as it works. The engine's death is noticed at once anyway.
 _SILENCE_S = 3600
 _EXPORT_CHUNK = 1 << 20
-_TAIL_LINES = 15
 OWNER = "slurm-kit.owning_process"
 _START = "start Docker (make setup does it where it may), or point DOCKER_HOST at an engine that runs"
 
@@ -56,12 +56,16 @@ class OwnedContainer:
 
 class Engine:
     """A connection to a container engine. Every method raises EngineError if the engine does not answer, ImageError if it
-    refuses."""
+    refuses.
 
-    def __init__(self, client: APIClient, version: str, *, podman: bool = False) -> None:
+    platform: of the engine's machine, as `linux/amd64`.
+    """
+
+    def __init__(self, client: APIClient, version: str, *, podman: bool = False, platform: str = "linux/amd64") -> None:
         self._client = client
         self.version = version
         self.podman = podman
+        self.platform = platform
 
     def inspect(self, reference: str) -> EngineImage | None:
         """The image; None when the engine does not hold it."""
@@ -149,7 +153,7 @@ class Engine:
             )
             for item in answer:
                 if "error" in item:
-                    raise ImageError(_build_failure(said, item["error"]), hint="mend the Dockerfile at that step")
+                    raise build_failure.error(_failure(said, item["error"]), network=options.network)
                 image = (item.get("aux") or {}).get("ID", image)
                 for line in str(item.get("stream", "")).splitlines():
                     if line.strip():
@@ -233,7 +237,9 @@ def connect() -> Engine:
         client = APIClient(**kwargs_from_env(), version="auto", timeout=_SILENCE_S)
         said = client.version()
         parts = [str(part.get("Name")) for part in said.get("Components") or ()]
-        return Engine(client, str(said["Version"]), podman=any("Podman" in part for part in parts))
+        platform = f"{said.get('Os') or 'linux'}/{said.get('Arch') or oci.here()}"
+        podman = any("Podman" in part for part in parts)
+        return Engine(client, str(said["Version"]), podman=podman, platform=platform)
     except DockerException as error:
         place = os.environ.get("DOCKER_HOST", "the local socket")
         if "Permission denied" in str(error) or "PermissionError" in str(error):
@@ -274,27 +280,15 @@ def _faults(doing: str) -> Iterator[None]:
         raise EngineError(f"{doing}: the container engine stopped answering: {error}", hint=_START) from None
 
 
-def registry_hint(said: str) -> str:
-    """A hint for an error message of a registry, or of a tool that asked it; empty for an unknown message."""
-    lower = said.lower()
-    if re.search(r"\b429\b", lower) or "toomanyrequests" in lower or "rate limit" in lower:
-        return "the registry limits pulls: log in with 'docker login', or try again later"
-    if re.search(r"\b401\b", lower) or "unauthorized" in lower or "denied" in lower:
-        return "log in with 'docker login', and check the name: a private image that does not exist is also 'denied'"
-    if re.search(r"\b404\b", lower) or "not found" in lower or "manifest unknown" in lower:
-        return "check the image's name and tag"
-    if "no such host" in lower or "connection refused" in lower or "timeout" in lower or "dial tcp" in lower:
-        return "the registry cannot be reached from here; in image.toml, use [base] bootstrap instead of a reference"
-    return ""
-
-
-def _build_failure(said: list[str], error: str) -> str:
-    """The failed step, its last lines, and the engine's final message without the command that it repeats."""
-    start = max((number for number, line in enumerate(said) if re.match(r"Step \d+/\d+ : ", line)), default=0)
-    step, printed = (said[start], said[start + 1 :]) if said else ("before the first step", [])
+def _failure(said: list[str], error: str) -> build_failure.FailedBuild:
+    """The engine's final message repeats the command; its exit code says as much."""
+    start = max((number for number, line in enumerate(said) if re.match(r"Step \d+/\d+ : ", line)), default=None)
     code = re.search(r"returned a non-zero code: (\d+)", error)
-    verdict = f"exit code {code[1]}" if code else error
-    return "\n".join([f"the build failed at {step}", *(f"  {line}" for line in printed[-_TAIL_LINES:]), f"  {verdict}"])
+    return build_failure.FailedBuild(
+        step=said[start] if start is not None else "",
+        printed=said[start + 1 :] if start is not None else (),
+        verdict=f"exit code {code[1]}" if code else error,
+    )
 
 
 def _reachable(driver: dict[str, Any]) -> tuple[Path, ...]:

@@ -16,7 +16,8 @@ from typing import IO
 from kit import shell
 from kit.errors import ImageError, ToolError
 from kit.images import layer_cache, oci
-from kit.images.engine import Engine, EngineImage, registry_hint
+from kit.images.engine import Engine, EngineImage
+from kit.images.engine_hints import registry_hint
 from kit.images.image_reference import Reference
 from kit.images.layer_bytes import Blob
 from kit.images.registry_client import Client

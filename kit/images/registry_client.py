@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urljoin, urlsplit
 
 from kit.errors import ImageError
-from kit.images.engine import registry_hint
+from kit.images.engine_hints import registry_hint
 from kit.images.image_reference import Reference
 
 if TYPE_CHECKING:

@@ -73,7 +73,7 @@ class Content:
     ways: each gives the tree, tar stream or file for the length of a block, fastest first; all give the same bytes. size:
     approximate, in bytes, for progress. kind, reference, digest: the base (see LockedBase); without a digest, the .sqsh's own is
     used. provenance: for /etc/rc, the same on every machine. noise: patterns to leave out in addition to those that are always left
-    out. keep_times: see squash.Options. engine, image_id: for the lock, if an engine was used.
+    out. keep_times: see squash.Options. engine, image_id: for the lock, if an engine was used. notes: in addition to the target's.
     """
 
     ways: tuple[Way, ...]
@@ -87,6 +87,7 @@ class Content:
     keep_times: bool = False
     engine: str = ""
     image_id: str = ""
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,8 +172,8 @@ def _lock(target: Target, content: Content, finished: Path, method: str) -> Imag
         size=finished.stat().st_size,
         source=target.source,
         inputs=target.inputs,
-        reproducible=not target.notes,
-        notes=target.notes,
+        reproducible=not (target.notes or content.notes),
+        notes=(*target.notes, *content.notes),
         base=base,
         squash=sqshfile.options(finished) if method == Finished.method else target.squash,
         config=content.config,

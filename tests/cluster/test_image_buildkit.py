@@ -85,6 +85,33 @@ def test_a_failing_step_is_shown_with_its_last_lines(lab: ImageLab) -> None:
     assert lab.images() == []
 
 
+@pytest.mark.parametrize("mount", ["", "--mount=type=tmpfs,target=/scratch "], ids=["classic", "buildkit"])
+def test_the_platform_is_known_to_every_builder(
+    lab: ImageLab, engine: engines.Engine, mount: str, request: pytest.FixtureRequest
+) -> None:
+    if mount:
+        request.getfixturevalue("sessions")
+    step = f'RUN {mount}echo "$TARGETARCH-$TARGETVARIANT $BUILDPLATFORM" > /said\n'
+    lab.write(HEAD + "ARG TARGETARCH TARGETVARIANT\nARG BUILDPLATFORM\n" + step)
+    said = shell.run(["unsquashfs", "-cat", str(lab.build().image), "said"]).stdout
+    assert said == f"{engine.platform.split('/')[1]}- {engine.platform}"
+
+
+@pytest.mark.usefixtures("sessions")
+def test_a_syntax_line_needs_no_registry(lab: ImageLab) -> None:
+    lab.write("# syntax=docker/dockerfile:1\n" + HEAD + "RUN --mount=type=tmpfs,target=/scratch echo made > /said\n")
+    made = lab.build()
+    assert shell.run(["unsquashfs", "-cat", str(made.image), "said"]).stdout == "made"
+    assert made.lock.reproducible
+
+
+@pytest.mark.usefixtures("sessions")
+def test_a_frontend_that_cannot_be_fetched_is_named(lab: ImageLab) -> None:
+    lab.write("# syntax=127.0.0.1:1/other/language:1\n" + HEAD + "RUN true\n")
+    with pytest.raises(ImageError, match=r"the line # syntax=127\.0\.0\.1:1/other/language:1 names a frontend"):
+        lab.build()
+
+
 @pytest.mark.usefixtures("sessions")
 def test_a_here_document_is_built_where_the_engine_reads_it(lab: ImageLab, engine: engines.Engine) -> None:
     lab.write(HEAD + "RUN <<EOF\necho one > /app-one\necho two > /app-two\nEOF\n")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import socketserver
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -227,6 +229,30 @@ def test_a_build_with_a_network_says_so_in_its_lock(lab: ImageLab) -> None:
     made = lab.build().lock
     assert not made.reproducible
     assert "network" in made.notes[0]
+
+
+DOWNLOAD = 'RUN bash -c "exec 3<>/dev/tcp/{host}/{port} && echo GET / >&3 && cat <&3 > /app/answer"\n'
+
+
+def test_a_step_downloads_only_with_a_network(lab: ImageLab) -> None:
+    with socketserver.TCPServer(("127.0.0.1", 0), _Answer) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        step = DOWNLOAD.format(host="127.0.0.1", port=server.server_address[1])
+        lab.write(DOCKERFILE + step)
+        with pytest.raises(ImageError, match=r"(?s)the build failed at Step \d+/\d+ : RUN bash.*refused") as caught:
+            lab.build()
+        assert '[build] network = "default"' in caught.value.hint
+        lab.write(DOCKERFILE + step, toml='[build]\nnetwork = "host"\n')
+        made = lab.build()
+        server.shutdown()
+    assert shell.run(["unsquashfs", "-cat", str(made.image), "app/answer"]).stdout == "downloaded"
+    assert not made.lock.reproducible
+
+
+class _Answer(socketserver.StreamRequestHandler):
+    def handle(self) -> None:
+        self.rfile.readline()
+        self.wfile.write(b"downloaded")
 
 
 def test_build_arguments_and_target_stage(lab: ImageLab) -> None:

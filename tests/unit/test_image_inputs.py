@@ -15,7 +15,7 @@ import pytest
 from kit.config import load_model
 from kit.errors import ConfigError, ImageError, UsageError
 from kit.images import base_image, build_context, host_apt_sources, image_reference, wheels
-from kit.images.engine import registry_hint
+from kit.images.engine_hints import registry_hint
 from kit.spec.image import Bootstrap, ImageSpec, PythonPackages
 from tests.support import REPO
 

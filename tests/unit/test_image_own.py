@@ -48,6 +48,9 @@ def read(work: Path, text: str, target: str | None = None) -> dockerfile_needs.D
         ("ARG BASE\nFROM ${BASE} AS run\nFROM debian AS other\n", "run", ("debian",), None),
         ("ARG BASE\nFROM ${BASE}\nRUN a \\\n  # FROM debian\n  FROM debian\n", None, (), None),
         ("ARG BASE\nFROM ${BASE}\nRUN <<EOF\nFROM debian\nEOF\nCOPY --from=uv / /\n", None, ("uv",), 3),
+        ("ARG GO=1\nARG BASE\nFROM go:${GO:-2} AS build\nFROM ${BASE}\n", None, ("go:1",), None),
+        ("ARG BASE\nFROM ${BASE}\nARG TARGETARCH\n", None, (), None),
+        ("ARG BASE\nFROM --platform=$BUILDPLATFORM go AS a\nFROM ${BASE}\n", None, ("go",), 2),
     ],
 )
 def test_a_dockerfile_stands_on_the_base(
@@ -67,6 +70,8 @@ def test_a_dockerfile_stands_on_the_base(
         ("ARG BASE\n", None, "no FROM"),
         ("ARG BASE\nFROM ${BASE} AS a\n", "b", "no stage b"),
         ("FROM a AS b\nFROM b AS a\n", None, "FROM"),
+        ("ARG TAG=12\nARG IMAGE=debian:${TAG}\nFROM ${IMAGE}\n", None, "line 3: FROM debian:12 ignores"),
+        ("ARG IMAGE\nFROM ${IMAGE}\n", None, r"line 2: FROM \$\{IMAGE\}: IMAGE has no value"),
     ],
 )
 def test_a_dockerfile_on_something_else_is_refused(tmp_path: Path, text: str, target: str | None, said: str) -> None:
@@ -210,14 +215,6 @@ def test_capabilities_that_would_be_lost_are_said(tmp_path: Path) -> None:
 def test_a_configuration_becomes_instructions() -> None:
     config = ImageConfig(env={"A": 'q"u$o\\t', "N": "a\nb"}, workdir="/w", cmd=("a b",), labels={"l": "x"})
     assert sqsh_tar.changes(config) == ['ENV A="q\\"u\\$o\\\\t"', 'LABEL "l"="x"', "WORKDIR /w", 'CMD ["a b"]']
-
-
-def test_a_frontend_is_fetched_only_for_buildkit(tmp_path: Path) -> None:
-    directive = "# syntax=docker/dockerfile:1\n"
-    plain = read(tmp_path, directive + "ARG BASE\nFROM ${BASE}\n")
-    assert (plain.syntax, plain.unpinned) == ("docker/dockerfile:1", ())
-    assert read(tmp_path, directive + "ARG BASE\nFROM ${BASE}\nRUN <<E\nx\nE\n").unpinned == ("docker/dockerfile:1",)
-    assert read(tmp_path, "ARG BASE\n" + directive + "FROM ${BASE}\n").syntax == ""
 
 
 def test_secrets_are_found_by_id_or_by_the_file_that_they_become(tmp_path: Path) -> None:
