@@ -3,6 +3,7 @@
     KitError                 1   anything without a class of its own
     ├── UsageError           2   the command line itself (Typer uses 2 as well)
     ├── ConfigError          3   job.toml, clusters/, mounts/, launchers/, image.toml, --set
+    │   └── NotBuiltError    3   the job names an image that was never built
     ├── ToolError            4   a program that the kit drives is missing, failed or timed out
     ├── ImageError           5   build, squash, lock, store
     │   ├── EngineError      5   no container engine answers
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Self
 
 
 class KitError(Exception):
@@ -77,10 +79,16 @@ class ConfigError(KitError):
         self.faults = tuple(faults)
 
     @classmethod
-    def of(cls, *faults: Fault, file: str = "") -> ConfigError:
+    def of(cls, *faults: Fault, file: str = "") -> Self:
         """One error for all faults. file: for faults that name none."""
         placed = tuple(fault if fault.file else replace(fault, file=file) for fault in faults)
         return cls("\n".join(map(str, placed)), faults=placed)
+
+
+class NotBuiltError(ConfigError):
+    """The job names an image that was never built, so no lock pins it. image: its name."""
+
+    image = ""
 
 
 class ToolError(KitError):

@@ -57,6 +57,8 @@ COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
             "--dry-run": ("dry_run", "on", False, ""),
             "--output": ("output", "path", False, ""),
             "-o": ("output", "path", False, ""),
+            "--yes": ("yes", "on", False, ""),
+            "-y": ("yes", "on", False, ""),
             "--json": ("as_json", "on", False, ""),
         },
     ),

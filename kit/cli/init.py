@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,10 +13,9 @@ from kit.cli import completion_candidates
 from kit.cli.job_options import ClusterName
 
 if TYPE_CHECKING:
-    from kit.data_folders import Entry
+    from kit.workflow.first_job import FirstJob
 
-_OWN = "the launcher's example"
-_HEAD = "# `kit render` shows what this becomes, `kit submit --follow` runs it. All keys: `kit schema job`, docs/guides/jobs.md.\n"
+_OWN = "train.py, main.py or the only .py file of the folder, else the launcher's example"
 
 
 Folder = Annotated[Path, typer.Argument(help="The folder for the new job.toml.", show_default="the working directory")]
@@ -38,7 +37,7 @@ Image = Annotated[
     typer.Option(
         "--image",
         help="The job's image: a name in containers/.",
-        show_default="train-cpu",
+        show_default="train-cpu, or a new image with the packages of requirements.txt or pyproject.toml",
         autocompletion=completion_candidates.images,
     ),
 ]
@@ -73,6 +72,7 @@ def init(
     """Write a first job file that runs your program or the launcher's example. On a terminal, kit asks for missing values."""
     from kit import config, data_folders
     from kit.errors import UsageError
+    from kit.workflow import first_job
 
     if base or pip:
         _write_image(image, base or "train-cpu", pip or [], data_folders.project(folder))
@@ -82,18 +82,62 @@ def init(
         raise UsageError(f"{path}: the file exists already", hint="--force writes over it")
     project = data_folders.project(folder)
     default = config.default_cluster(project)
+    script = script or (first_job.own_program(folder) if launcher is None else None)
     if sys.stdin.isatty() and sys.stderr.isatty():
-        script = script or _asked_script()
-        image = image or typer.prompt("Image of containers/", default="train-cpu", err=True)
+        script = _asked_script(script)
+        image = image or typer.prompt("Image of containers/", default=_image_for(folder, script, project), err=True)
         cluster = cluster or typer.prompt("Cluster of clusters/", default=default, err=True)
-    image = image or "train-cpu"
     starts = data_folders.find(
         "launchers", launcher or "ddp", project_dir=project, asked_by="--launcher", key="launcher"
     )
-    text = _first_job(folder, script, starts, image, config.cluster_entry(cluster, project))
-    _write_checked(path, text, cluster)
+    asked = first_job.FirstJob(
+        folder=folder,
+        script=script,
+        launcher=starts,
+        image=image or _image_for(folder, script, project),
+        cluster=config.cluster_entry(cluster, project),
+    )
+    _write_checked(path, asked, cluster)
+    _say_next(folder, asked.image, cluster or default)
+
+
+def _image_for(folder: Path, script: Path | None, project: Path) -> str:
+    """The name of the default image: train-cpu if it has all packages that the folder names, else one of the folder's own."""
+    from kit.workflow import first_job, own_packages
+
+    needs = own_packages.read(folder) if script is not None else None
+    return own_packages.name_for(needs, first_job.job_name(folder), project) if needs else own_packages.BASE
+
+
+def _write_checked(path: Path, asked: FirstJob, cluster: str | None) -> None:
+    """Write the job file, and the image that it needs. If the job cannot be planned, print the faults and leave nothing changed."""
+    from kit import data_folders
+    from kit.workflow import first_job, own_packages
+
+    project = data_folders.project(asked.folder)
+    job = first_job.table(asked)
+    made = None
+    needs = own_packages.read(asked.folder) if asked.script is not None else None
+    # An image that was named is not made: the name may be a slip.
+    if needs and asked.image == first_job.job_name(asked.folder):
+        made = own_packages.write(needs, asked.image, project)
+    try:
+        _write_if_planned(path, first_job.text_of(job), cluster)
+    except BaseException:
+        if made is not None:
+            own_packages.remove(made)
+        raise
     print(path)
-    print("next: " + "; ".join(_next_steps(folder, image, cluster or default)), file=sys.stderr)
+    if made is not None and needs is not None:
+        print(f"{made}: the packages of {needs.source}", file=sys.stderr)
+        for line in needs.left:
+            print(
+                f"kit: warning: {needs.source}: {line!r} is not in the image: no package by its name", file=sys.stderr
+            )
+    for one in job.get("mounts", ()):
+        print(f"{one['source']}/ is mounted at {one['target']}, read-only", file=sys.stderr)
+    if lines := first_job.ignore_outputs(project):
+        print(f"{project / '.gitignore'}: {' '.join(lines)}", file=sys.stderr)
 
 
 def _write_image(name: str | None, base: str, packages: list[str], project: Path) -> None:
@@ -109,47 +153,15 @@ def _write_image(name: str | None, base: str, packages: list[str], project: Path
     print(f"next: kit build-image {name}", file=sys.stderr)
 
 
-def _asked_script() -> Path | None:
-    answer = typer.prompt("Your program (empty: the launcher's example)", default="", show_default=False, err=True)
+def _asked_script(found: Path | None) -> Path | None:
+    text = "Your program" if found else "Your program (empty: the launcher's example)"
+    answer = typer.prompt(text, default=str(found or ""), show_default=bool(found), err=True)
     return Path(answer) if answer.strip() else None
 
 
-def _first_job(folder: Path, script: Path | None, launcher: Entry, image: str, cluster: Entry) -> str:
-    """The text of job.toml: two nodes on the embedded cluster if the launcher can use them, one on any other."""
-    import re
-
-    import tomli_w
-
-    from kit import config
-    from kit.errors import UsageError
-    from kit.spec.cluster import Cluster
-    from kit.spec.launcher import Launcher
-
-    if script is not None and not (folder / script).is_file():
-        raise UsageError(f"--script {script}: no such file in {folder.resolve()}", hint="name your program's file")
-    place = config.load_model(cluster.path, Cluster)
-    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "first"
-    job: dict[str, Any] = {
-        "name": name if name[0].isalpha() else f"job-{name}",
-        "launcher": launcher.name,
-        "image": image,
-    }
-    if script is not None:
-        job["script"] = str(script)
-    elif launcher.name == "ddp":
-        job["args"] = ["--epochs", "12"]
-    starts = config.load_model(launcher.path, Launcher)
-    resources = {"nodes": 2, "gpus_per_node": 2} if place.embedded else {"nodes": 1, "gpus_per_node": place.node.gpus}
-    if starts.most_ranks is not None:
-        resources["nodes"] = 1
-    if starts.programs:
-        del resources["nodes"]  # [sft] and [rl] say it
-    return _HEAD + tomli_w.dumps({**job, "resources": resources})
-
-
-def _write_checked(path: Path, text: str, cluster: str | None) -> None:
-    """Write the job file if it can be planned. Otherwise print the faults, and leave an existing file unchanged."""
-    from kit.errors import ConfigError
+def _write_if_planned(path: Path, text: str, cluster: str | None) -> None:
+    """Write the job file if it can be planned, except for an image that is not built. Else an existing file stays unchanged."""
+    from kit.errors import ConfigError, NotBuiltError
     from kit.runs.prepare_run import prepare
 
     before = path.read_text(encoding="utf-8") if path.exists() else None
@@ -157,25 +169,33 @@ def _write_checked(path: Path, text: str, cluster: str | None) -> None:
     untrusted_files.write_text(path, text)
     try:
         prepare(path, cluster=cluster, overrides=[])
+    except NotBuiltError:
+        return
     except ConfigError:
         path.unlink() if before is None else path.write_text(before, encoding="utf-8")
         raise
 
 
+def _say_next(folder: Path, image: str, cluster: str) -> None:
+    """Print the next commands, and the one that does what they do."""
+    steps = _next_steps(folder, image, cluster)
+    print("next: " + "; ".join(steps), file=sys.stderr)
+    if len(steps) > 1:
+        print(f"or all at once: {steps[-1]} --yes", file=sys.stderr)
+
+
 def _next_steps(folder: Path, image: str, cluster: str) -> list[str]:
     """The next commands, up to a run."""
     from kit import config, data_folders
-    from kit.images import image_lock
-    from kit.slurm import embedded
-    from kit.spec.cluster import Cluster
+    from kit.workflow import what_is_missing
 
     project = data_folders.project(folder)
-    on_this_machine = config.load_model(config.cluster_entry(cluster, project).path, Cluster).embedded
+    place = what_is_missing.JobPlace(cluster, project)
     name = "" if cluster == "local" else f" --name {cluster}"
     where = "" if folder == Path() else f" {folder}"
     option = "" if cluster == config.default_cluster(project) else f" -c {cluster}"
     return [
-        *([f"kit cluster up{name}"] if on_this_machine and embedded.find(cluster) is None else []),
-        *([f"kit build-image {image}"] if image_lock.find(image, project=project) is None else []),
+        *([f"kit cluster up{name}"] if place.down() else []),
+        *([f"kit build-image {image}"] if what_is_missing.lacking(image, place.store(), project) else []),
         f"kit submit{where}{option} --follow",
     ]

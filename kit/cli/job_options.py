@@ -72,3 +72,11 @@ Follow = Annotated[
     bool,
     typer.Option("--follow", "-f", help="Print the logs until the run has ended, then exit with the run's exit code."),
 ]
+Yes = Annotated[
+    bool,
+    typer.Option(
+        "--yes",
+        "-y",
+        help="Start the embedded cluster and build missing images without a question, if the job needs them.",
+    ),
+]

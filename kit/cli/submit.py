@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from kit.cli.job_options import After, ClusterChoice, Containers, Follow, JobFile, Overrides, Wait
+from kit.cli.job_options import After, ClusterChoice, Containers, Follow, JobFile, Overrides, Wait, Yes
 from kit.cli.json_options import ManifestJson
 from kit.cli.render import jobs_of, prepare_asked, render_asked
 from kit.cli.submit_messages import after_an_interrupt, announced, following, outlooks, show_advice, show_outlook
@@ -45,9 +45,11 @@ def submit(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="With --dry-run: write the files to this folder.")
     ] = None,
+    yes: Yes = False,
     as_json: ManifestJson = False,
 ) -> None:
     """Write the run folder and submit the job to Slurm."""
+    from kit.cli import offers
     from kit.cli.wait_and_follow import follow_run, wait_run
     from kit.errors import UsageError
     from kit.runs.prepare_run import Prepared
@@ -62,10 +64,14 @@ def submit(
             "--json and --follow both write to stdout", hint="'kit submit --json --wait' waits for the end"
         )
     overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
-    asked = prepare_asked(job, cluster, overrides=overrides, containers=containers, debug=debug)
+
+    def planned() -> Asked:
+        return prepare_asked(job, cluster, overrides=overrides, containers=containers, debug=debug)
+
     if dry_run:
-        render_asked(asked, output, as_json=as_json)
+        render_asked(planned(), output, as_json=as_json)
         return
+    asked = offers.made_ready(planned, offers.place_of(job, cluster), yes=yes, containers=containers)
     if not isinstance(asked, Prepared) and (debug or follow or after):
         kind, those = ("with [stages]", "all") if isinstance(asked, tuple) else ("on two clusters", "both")
         raise UsageError(

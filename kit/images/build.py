@@ -68,12 +68,17 @@ class _BuildFolder:
 
 
 def build(order: BuildOrder, report: Report) -> squash_and_lock.Outcome:
-    """Build the image unless the store already has it; see BuildOrder and squash_and_lock.Outcome.
+    """Build the image unless the store already has it, and before it each base that is not there; see BuildOrder and Outcome.
 
     ConfigError for a wrong image.toml, EngineError without an engine, LockError with `locked`, ImageError for everything else.
     """
+    return _build(order, report, ())
+
+
+def _build(order: BuildOrder, report: Report, above: tuple[str, ...]) -> squash_and_lock.Outcome:
+    """above: the images that are built on this one."""
     start = time.monotonic()
-    folder, target = _read(order, report)
+    folder, target = _read(order, report, above)
     done = None if order.fresh else squash_and_lock.unchanged(target)
     if done is None:
         store.prepare(order.store)
@@ -93,10 +98,10 @@ def _waiting(report: Report, who: str) -> None:
     report.stage(f"{who} is making this image; waiting, then using it")
 
 
-def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, squash_and_lock.Target]:
+def _read(order: BuildOrder, report: Report, above: tuple[str, ...]) -> tuple[_BuildFolder, squash_and_lock.Target]:
     entry = data_folders.find("containers", order.name, project_dir=order.project)
     spec = load_model(entry.path, ImageSpec)
-    other = _other(order, spec)
+    other = _other(order, spec, report, above)
     if spec.python is not None:
         held = other[0].packages.pip if other else {}
         requirements_lock.refresh(spec.python, entry.folder, held, locked=order.locked, on_line=report.stage)
@@ -123,21 +128,39 @@ def _read(order: BuildOrder, report: Report) -> tuple[_BuildFolder, squash_and_l
     return _BuildFolder(path=entry.folder, spec=spec, files=files, other=other, needs=needs), target
 
 
-def _other(order: BuildOrder, spec: ImageSpec) -> tuple[ImageLock, Path] | None:
-    """Lock and .sqsh of the image that this one builds on. The .sqsh must match its lock."""
+def _other(order: BuildOrder, spec: ImageSpec, report: Report, above: tuple[str, ...]) -> tuple[ImageLock, Path] | None:
+    """Lock and .sqsh of the image that this one builds on. The .sqsh must match its lock. A base that is missing is built."""
     name = spec.base.image
     if name is None:
         return None
-    if name == order.name:
-        raise ImageError(f"image {name}: its base is the image itself", hint="name another image in [base] image")
+    if name in (order.name, *above):
+        problem = "its base is the image itself" if name == order.name else f"its base {name} is built on it"
+        raise ImageError(f"image {order.name}: {problem}", hint="name another image in [base] image")
+    if lacking := _lacking(order, name):
+        report.stage(f"image {name}, on which {order.name} builds, comes first: {lacking}")
+        # What the lock names is built again, and nothing else: otherwise the base would change without a word.
+        pinned = image_lock.find(name, project=order.project) is not None
+        base = replace(order, name=name, locked=pinned, fresh=False, relock=False)
+        _build(base, report, (order.name, *above))
     place = image_lock.find(name, project=order.project)
-    if place is None:
-        data_folders.find("containers", name, project_dir=order.project, key="base.image")
-        raise LockError(
-            f"image {order.name}: its base, image {name}, has no lock", hint=f"run 'kit build-image {name}' first"
-        )
+    assert place is not None, name
     locked = image_lock.read(place)
     return locked, check_against_lock.check(locked, order.store, full=False)
+
+
+def _lacking(order: BuildOrder, base: str) -> str:
+    """What is missing of the base, if a build makes it; else empty. LockError for a build that may write no lock."""
+    place = image_lock.find(base, project=order.project)
+    if place is None:
+        data_folders.find("containers", base, project_dir=order.project, key="base.image")
+        if order.locked:
+            raise LockError(
+                f"image {order.name}: its base, image {base}, has no lock", hint=f"run 'kit build-image {base}' first"
+            )
+        return "it was not built yet"
+    lock = image_lock.read(place)
+    stored = store.path(order.store, lock.sha256)
+    return "its file is not in the store" if lock.source == "build" and not stored.is_file() else ""
 
 
 def _engine(folder: _BuildFolder, report: Report) -> Engine | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kit import runtimes
 from kit.config import Resolved
-from kit.errors import ConfigError, Fault
+from kit.errors import ConfigError, Fault, NotBuiltError
 from kit.planning.paths import ClusterPaths
 from kit.planning.placement import RolePlacement
 from kit.spec.image_choice import is_reference
@@ -94,7 +94,9 @@ def _pin(resolved: Resolved, name: str | None, lock: ImageLock | None, *, store:
     if lock is None:
         option = f" --store {shlex.quote(store)}" if resolved.cluster.paths.store is not None else ""
         problem = f"{name!r} has no image.lock: it was not built yet, so its digest is unknown"
-        raise ConfigError.of(Fault(key=key, problem=problem, hint=f"kit build-image {name}{option}"), file=file)
+        unbuilt = NotBuiltError.of(Fault(key=key, problem=problem, hint=f"kit build-image {name}{option}"), file=file)
+        unbuilt.image = name
+        raise unbuilt
     stored = f"{store}/sha256/{lock.sha256}.sqsh"
     return Pin(
         image=f"{stage}/{lock.sha256}.sqsh" if stage else stored,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from kit import shell
 from kit.errors import ConfigError, ImageError, LockError, UsageError
 from kit.images import (
+    build,
     build_without_engine,
     buildkit,
     difference,
@@ -232,3 +234,17 @@ def test_image_and_dockerfile_name_the_same_secrets(tmp_path: Path) -> None:
     two = Build(secrets={name: BuildSecret(env="A") for name in "ab"})
     with pytest.raises(ConfigError, match=r"build\.secrets\.b: no step of the Dockerfile uses it"):
         buildkit.agree(toml, tmp_path / "Dockerfile", needs, two)
+
+
+def test_images_that_build_on_each_other_are_refused(tmp_path: Path) -> None:
+    """A base without a lock is built first: a circle would never end."""
+    for name, base in (("one", "two"), ("two", "three"), ("three", "one")):
+        folder = tmp_path / "containers" / name
+        folder.mkdir(parents=True)
+        (folder / "image.toml").write_text(f'[base]\nimage = "{base}"\n')
+        (folder / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\n")
+    order = build.BuildOrder(name="one", project=tmp_path, store=tmp_path / "store")
+    with pytest.raises(ImageError, match="image three: its base one is built on it"):
+        build.build(order, Silent())
+    with pytest.raises(LockError, match="image one: its base, image two, has no lock"):
+        build.build(replace(order, locked=True), Silent())

@@ -1,0 +1,135 @@
+"""Makes the job of a folder that has no job file yet: its program, data folders, and the GPUs of the cluster."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from kit import config
+from kit.allocation import minutes
+from kit.data_folders import Entry
+from kit.errors import UsageError
+from kit.slurm import embedded
+from kit.slurm.embedded import gpus
+from kit.spec.cluster import Cluster
+from kit.spec.launcher import Launcher
+
+HEAD = "# `kit render` shows what this becomes, `kit submit --follow` runs it. All keys: `kit schema job`, docs/guides/jobs.md.\n"
+# Folders that hold data by their name. In the job's folder they would be copied at each submit, so they are mounted.
+_DATA = ("data", "dataset", "datasets")
+# Programs that are taken without a question, in this order; else the only one.
+_PROGRAMS = ("train.py", "main.py")
+_EMBEDDED_NODES = _EMBEDDED_GPUS = 2
+_TIME = "01:00:00"
+_IGNORED = ("runs/", "reports/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstJob:
+    """What is known of the job. script: relative to the folder; None for the launcher's example. containers: False runs without."""
+
+    folder: Path
+    script: Path | None
+    launcher: Entry
+    image: str
+    cluster: Entry
+    args: tuple[str, ...] = ()
+    containers: bool = True
+
+
+def table(asked: FirstJob) -> dict[str, Any]:
+    """The job's table. UsageError for a script that is not there."""
+    if asked.script is not None and not (asked.folder / asked.script).is_file():
+        problem = f"{asked.script}: no such file in {asked.folder.resolve()}"
+        raise UsageError(problem, hint="name your program's file")
+    starts = config.load_model(asked.launcher.path, Launcher)
+    job: dict[str, Any] = {"name": job_name(asked.folder), "launcher": asked.launcher.name, "image": asked.image}
+    if asked.script is not None:
+        job["script"] = str(asked.script)
+    if asked.args:
+        job["args"] = list(asked.args)
+    elif asked.script is None and asked.launcher.name == "ddp":
+        job["args"] = ["--epochs", "12"]
+    if mounts := data_mounts(asked.folder) if asked.containers and asked.script is not None else []:
+        job["mounts"] = mounts
+    return {**job, "resources": _resources(asked, starts)}
+
+
+def job_name(folder: Path) -> str:
+    """A job's name after its folder."""
+    name = re.sub(r"[^a-z0-9]+", "-", folder.resolve().name.lower()).strip("-") or "first"
+    return name if name[0].isalpha() else f"job-{name}"
+
+
+def data_mounts(folder: Path) -> list[dict[str, Any]]:
+    """A read-only mount for each data folder, at the place where the program finds it without a container."""
+    found = [name for name in _DATA if (folder / name).is_dir()]
+    return [{"source": name, "target": f"/workspace/{name}", "flags": ["ro"]} for name in found]
+
+
+def own_program(folder: Path) -> Path | None:
+    """The program of a folder: train.py, main.py, or its only Python file."""
+    files = sorted(path.name for path in folder.glob("*.py") if path.is_file()) if folder.is_dir() else []
+    named = [name for name in _PROGRAMS if name in files] or (files if len(files) == 1 else [])
+    return Path(named[0]) if named else None
+
+
+def text_of(job: dict[str, Any]) -> str:
+    """The text of job.toml, with the place of the program's arguments in it. Each mount is on one line."""
+    import tomli_w
+
+    text = HEAD + tomli_w.dumps({key: value for key, value in job.items() if key != "mounts"})
+    lines = [f"mounts = [{', '.join(map(_inline, job['mounts']))}]"] if "mounts" in job else []
+    if "script" in job and "args" not in job:
+        lines.append('# args = ["--lr", "0.1"]')
+    return text.replace("\n[resources]\n", "".join(f"{line}\n" for line in lines) + "\n[resources]\n", 1)
+
+
+def _inline(mount: dict[str, Any]) -> str:
+    # A JSON string or list of strings is one of TOML, too.
+    return f"{{ {', '.join(f'{key} = {json.dumps(value)}' for key, value in mount.items())} }}"
+
+
+def ignore_outputs(project: Path) -> list[str]:
+    """Add the folders of the kit's outputs to the project's .gitignore. Returns the lines that were not there."""
+    path = project / ".gitignore"
+    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    there = {line.strip().strip("/") for line in text.splitlines()}
+    lines = [line for line in _IGNORED if line.strip("/") not in there]
+    if lines:
+        glue = "" if not text or text.endswith("\n") else "\n"
+        path.write_text(text + glue + "".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return lines
+
+
+def _resources(asked: FirstJob, starts: Launcher) -> dict[str, Any]:
+    place = config.load_model(asked.cluster.path, Cluster)
+    row = place.qos.get(place.default_qos or "")
+    nodes, of_a_node = _shape(place, asked.cluster.name)
+    if row and row.max_gpus_per_node is not None:
+        of_a_node = min(of_a_node, row.max_gpus_per_node)
+    made: dict[str, Any] = {"nodes": nodes, "gpus_per_node": of_a_node}
+    if starts.most_ranks is not None:
+        made["nodes"] = 1
+    if starts.programs:
+        del made["nodes"]  # [sft] and [rl] say it
+    # An hour, or less where the cluster's own limit for such a job is less.
+    limits = (place.defaults.get("resources", {}).get("time"), row.time if row else None)
+    return {**made, "time": min((_TIME, *(limit for limit in limits if limit)), key=minutes)}
+
+
+def _shape(place: Cluster, name: str) -> tuple[int, int]:
+    """Nodes, and GPUs of each: of the embedded cluster as it is, or as it would start; of any other cluster, one whole node."""
+    if not place.embedded:
+        return 1, place.node.gpus
+    running = embedded.find(name)
+    if running is not None:
+        most = _EMBEDDED_GPUS if running.has_placeholders else running.gpus_per_node
+        return min(_EMBEDDED_NODES, len(running.nodes)), min(most, running.gpus_per_node)
+    real = len(gpus.real_devices())
+    # Two nodes would share the only GPU, which NCCL refuses.
+    nodes = min(_EMBEDDED_NODES, real or _EMBEDDED_NODES)
+    return nodes, real // nodes if real else _EMBEDDED_GPUS

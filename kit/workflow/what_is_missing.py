@@ -1,0 +1,67 @@
+"""Finds what a job needs on this machine before its submit, and makes it: the embedded cluster, and the files of its images."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from kit import config, data_folders
+from kit.images import image_lock
+from kit.images import store as store_files
+from kit.runs import find_runs
+from kit.runs.prepare_run import Prepared
+from kit.slurm import embedded
+from kit.spec.cluster import Cluster
+
+
+@dataclass(frozen=True)
+class JobPlace:
+    """A cluster by the name that a command was given (None: the default one), and the project that the job belongs to."""
+
+    cluster: str | None
+    project: Path
+
+    @property
+    def one(self) -> bool:
+        """Whether it is one cluster, not a choice among several or a pair."""
+        return self.cluster != "any" and "," not in (self.cluster or "")
+
+    def entry(self) -> data_folders.Entry:
+        """The cluster's file. ConfigError for an unknown one."""
+        return config.cluster_entry(self.cluster, self.project)
+
+    def down(self) -> str:
+        """The name of the embedded cluster if it is not up; empty for any other cluster."""
+        entry = self.entry()
+        is_embedded = config.load_model(entry.path, Cluster).embedded
+        return entry.name if is_embedded and embedded.find(entry.name) is None else ""
+
+    def store(self) -> Path:
+        """The image store on this machine for the cluster. Images for a cluster over ssh are made here first."""
+        rules = config.load_model(self.entry().path, Cluster)
+        return data_folders.image_store() if rules.ssh else find_runs.store_of(rules, self.project)
+
+
+def lacking(name: str, store: Path, project: Path) -> bool:
+    """Whether `kit build-image` has to make an image: its lock or its file is not there. Imported images are not counted."""
+    place = image_lock.find(name, project=project)
+    if place is None:
+        return True
+    lock = image_lock.read(place)
+    return lock.source == "build" and not store_files.path(store, lock.sha256).is_file()
+
+
+def images(jobs: Iterable[Prepared]) -> dict[str, Path]:
+    """Name -> store of each image that has a lock and no file, and that a build makes. Clusters over ssh have their own."""
+    found: dict[str, Path] = {}
+    for job in jobs:
+        for pinned in job.plan.decisions.pins.distinct if job.remote is None and job.earlier is None else ():
+            store = Path(pinned.stored).parent.parent
+            if (
+                pinned.lock
+                and pinned.lock.source == "build"
+                and not store_files.path(store, pinned.lock.sha256).is_file()
+            ):
+                found[pinned.lock.name] = store
+    return found
