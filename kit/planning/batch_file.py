@@ -15,7 +15,7 @@ from jinja2 import meta
 from jinja2.sandbox import SandboxedEnvironment
 
 from kit.errors import ConfigError, Fault, nearest
-from kit.planning import steps
+from kit.planning import site_shell, steps
 from kit.planning.decisions import Decisions
 from kit.planning.parts import called_parts, code_digest
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
@@ -81,7 +81,7 @@ def _settings(made: Decisions) -> dict[str, Any]:
         "on_stall": job.watch.on_stall,
         "patience": job.watch.patience,
         "avoid_dir": f"{made.site.runs_dir}/{AVOID_DIR}",
-        "inherit": job.inherit,
+        "inherit": tuple(dict.fromkeys((*job.inherit, *site_shell.carried(made)))),
         "outlives": made.outlives,
     }
 

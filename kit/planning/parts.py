@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kit.planning import steps
+from kit.planning import site_shell, steps
 from kit.planning.decisions import Decisions
 from kit.render import absent_names, library_names, plain, program_names
 
@@ -173,6 +173,7 @@ PARTS = (
     Part(name="ready", asked_by=_ready, files=("bin/ready.sh",), phases=False),
     Part(name="chain", asked_by=_chain, files=("lib/chain.sh",), phases=False),
     Part(name="rotate", asked_by=_rotate, files=("lib/rank_numbers.py",), phases=False),
+    Part(name="site_shell", asked_by=site_shell.asked_by, files=("lib/site_shell.sh",), phases=False),
     Part(name="image_mount", asked_by=_container, files=("lib/image_mount.sh",), phases=False),
     Part(
         name="fuse_daemon",

@@ -18,7 +18,7 @@ from kit import frameworks
 from kit.allocation import Allocation, allocate
 from kit.config import Resolved
 from kit.errors import Fault
-from kit.planning import memory_checkpoints, nested_launchers, parts, rank_files, warm_ranks
+from kit.planning import memory_checkpoints, nested_launchers, parts, rank_files, site_shell, warm_ranks
 from kit.planning.batch_file import batch_script
 from kit.planning.complete_job import completed
 from kit.planning.decisions import Decisions
@@ -71,7 +71,11 @@ class Plan:
     def warnings(self) -> tuple[Fault, ...]:
         """Warnings: the job will run, but perhaps not as intended."""
         resolved = self.decisions.resolved
-        found = [*unexpanded(resolved.job, resolved.job.roles), *self.decisions.extra.warnings]
+        found = [
+            *unexpanded(resolved.job, resolved.job.roles),
+            *site_shell.warnings(self.decisions),
+            *self.decisions.extra.warnings,
+        ]
         return tuple(replace(one, file=resolved.job_file) for one in found)
 
     @property

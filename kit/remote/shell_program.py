@@ -31,7 +31,9 @@ def text(
     """The text of templates/remote/<name>.sh. mark: the first bytes of its answer. path: folders put before PATH."""
     lines = [f"KIT_MARK={quoted(mark)}", *([f"PATH={quoted(path)}:$PATH"] if path else [])]
     # Variables for the job. They are set after the session's own variables are removed.
-    inherited = "".join(f"export {key}={quoted(value)}; " for key, value in (environment or {}).items())
+    # A function that this machine's shell exports (BASH_FUNC_NAME%%) is no variable there.
+    known = {key: value for key, value in (environment or {}).items() if key.isidentifier()}
+    inherited = "".join(f"export {key}={quoted(value)}; " for key, value in known.items())
     lines.append(f"kit_inherited() {{ {inherited}:; }}")
     # The shared part finds out the user's folders on the cluster, which constants may use.
     lines.append(_read_program("shared"))

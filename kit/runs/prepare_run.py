@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +13,7 @@ from kit import config, data_folders
 from kit.allocation import minutes
 from kit.config import Resolved, Sources
 from kit.errors import Fault, UsageError
+from kit.planning import site_shell
 from kit.planning.plan import Plan, plan
 from kit.planning.plan_inputs import Site
 from kit.runs import avoided_nodes, chain, find_runs, program_check, remote_clusters, run_ids, workspace
@@ -148,6 +150,8 @@ def prepare_resolved(
     if earlier:
         made = earlier.amended(made)
     made = chain.with_links(made, file=resolved.job_file)
+    if not remote and site_shell.carried(made.decisions):
+        env |= site_shell.environment(os.environ)
     program_check.require(made, scan, folder=earlier.folder if earlier else None)
     return Prepared(
         plan=made,

@@ -14,6 +14,7 @@ from kit import hold_signals
 from kit.config import load_model
 from kit.errors import RunError, UnconfirmedError
 from kit.images import check_against_lock, sqshfile
+from kit.planning import site_shell
 from kit.runs import output_folders, pair_relay, remote_clusters, secret, status, submission
 from kit.runs.manifest import Manifest
 from kit.runs.status import Status
@@ -50,6 +51,8 @@ def resume(one: Status, *, env: dict[str, str]) -> Manifest:
     if record.image.startswith("/"):
         _require_image(record)
     job = load_model(paths.job, Job)
+    if job.container.runtime == "bare" and (one.run_dir / "lib" / "site_shell.sh").exists():
+        env = env | site_shell.environment(os.environ)
     origin = Path(record.job_file)
     values = secret.gather(job, job_dir=origin.parent, job_file=record.job_file)
     if record.partner:

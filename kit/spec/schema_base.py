@@ -72,11 +72,12 @@ EnvName = Annotated[
     ),
 ]
 
-# The name of a variable, or a pattern: `NCCL_*` for all that begin so.
+# The name of a variable, or a pattern: `NCCL_*` for all that begin so. A name such as `BASH_FUNC_module%%` is that of a function
+# that bash exports.
 EnvPattern = Annotated[
     str,
     Form(
-        pattern=r"[A-Za-z_][A-Za-z0-9_]*\*?",
+        pattern=r"[A-Za-z_][A-Za-z0-9_]*\*?|BASH_FUNC_[A-Za-z0-9_]+%%",
         what="the name of an environment variable, or a pattern of names",
         how="letters, digits and _, no digit first, and perhaps * at the end",
         example="NCCL_*",

@@ -11,6 +11,10 @@ readonly setup_lines_failed_code=73
 setup_lines::run() {
     local setup_lines_text="" setup_lines_next
     local -i setup_lines_number=0 setup_lines_first=1
+    # In runs whose lines may use the site's commands, such as `module`. Once: a line may define one of them itself.
+    if [[ -e "${KIT_RUN_DIR}/lib/site_shell.sh" ]] && ! declare -F site_shell::offer >/dev/null; then
+        source "${KIT_RUN_DIR}/lib/site_shell.sh"
+    fi
     while IFS= read -r -u 9 setup_lines_next || [[ -n "${setup_lines_next}" ]]; do
         setup_lines_number+=1
         setup_lines_text+="${setup_lines_text:+$'\n'}${setup_lines_next}"

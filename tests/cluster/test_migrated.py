@@ -130,6 +130,24 @@ lines = ["cp torchrun.py $VIRTUAL_ENV/bin/torchrun", "chmod +x $VIRTUAL_ENV/bin/
         assert one["env"]["PATH"].startswith(str(lab.project / "made" / "bin"))
 
 
+def test_a_script_that_loads_a_module(lab: Lab) -> None:
+    """By the function that the submitter's shell exports, as under plain sbatch, in the lines of both kinds."""
+    lab.write(
+        """\
+command = ["bash", "-c", "echo rank sees $LOADED and $(type -t module)"]
+shape = "srun"
+setup = ["module load cuda/12.4"]
+[once]
+lines = ["module load gcc/13", 'echo "once with $LOADED"']
+"""
+    )
+    function = '() {  export LOADED="$2 of $MODULEPATH"\n}'
+    run = lab.run("--no-container", env={"BASH_FUNC_module%%": function, "MODULEPATH": "/site/modules"})
+    assert run.done.returncode == 0, run.log("batch") + run.log("once")
+    assert "once with gcc/13 of /site/modules" in run.log("once")
+    assert "rank sees cuda/12.4 of /site/modules and function" in run.log("rank-0")
+
+
 # torchrun as far as this needs it: no torch is outside the container.
 TORCHRUN = """\
 #!/usr/bin/python3

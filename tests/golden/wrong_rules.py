@@ -91,6 +91,7 @@ def _frameworks() -> list[Rule]:
         _job("python", 'command = ["./digits"]', nodes=2, gpus=1),
         _job("python", 'script = "train.py"\n[resources]\nnodes = 1\nranks_per_node = 2', nodes=0),
         _job("ddp", "[megatron]\nnum_layers = 2\nhidden_size = 64\nnum_attention_heads = 2"),
+        _job("ddp", 'setup = ["ulimit -n 4096", "module load cuda/12.4"]', containers=True),
         *_all("ddp", ('args = ["--batch-size", "30"]', 'args = ["--batch-size", "many"]')),
         *_all("ddp", ('args = ["--epoks", "3"]', 'script = "/kit/run/code/trainn.py"')),
         _job(

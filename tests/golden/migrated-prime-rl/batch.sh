@@ -52,7 +52,22 @@ readonly KIT_STALL=auto
 readonly KIT_ON_STALL=end
 readonly KIT_PATIENCE=600
 readonly KIT_AVOID_DIR=/shared/runs/.avoid
-readonly -a KIT_INHERIT=()
+readonly -a KIT_INHERIT=(
+    MODULEPATH
+    MODULESHOME
+    MODULES_CMD
+    LMOD_PKG
+    LMOD_CMD
+    LMOD_DIR
+    CONDA_EXE
+    MAMBA_EXE
+    MAMBA_ROOT_PREFIX
+    SPACK_ROOT
+    BASH_FUNC_module%%
+    BASH_FUNC_ml%%
+    BASH_FUNC__module_raw%%
+    BASH_FUNC_spack%%
+)
 readonly KIT_OUTLIVES=0
 readonly KIT_STEPS=1
 readonly -A KIT_STEP_0=(
