@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Annotated
 
 from kit.cli.json_options import Json
 from kit.cli.runs import RunName, RunsDir, folders
 from kit.cli.typer_later import typer
 
+# With more ranks, and no --all, they are shown in groups; with more groups, those of fewer ranks are shown.
+_MOST_RANKS, _MOST_GROUPS = 8, 20
+
 
 def stacks(
     run: RunName = None,
     rank: Annotated[int | None, typer.Option("--rank", min=0, help="Show only this rank.")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show each rank's own, however many there are.")] = False,
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show the current Python stacks, processes and open files of the ranks of a running job. The ranks are not stopped."""
+    """Show the current Python stacks, processes and open files of the ranks of a running job. The ranks are not stopped.
+
+    With more than 8 ranks, those with the same stack are one group, and the smallest group is last.
+    """
     from kit.cli.wait_and_follow import queue
     from kit.runs import find_runs, which_slurm
     from kit.runs import stacks as of_ranks
@@ -29,6 +37,29 @@ def stacks(
     if as_json:
         print(json.dumps(found, indent=2))
         return
+    if rank is None and not every and len(found) > _MOST_RANKS:
+        _show_groups(found, run_dir.name)
+        return
     for name, text in found.items():
         print(f"==> {name.removesuffix('.txt')} <==")
         print("\n".join(clean(line) for line in text.splitlines()))
+
+
+def _show_groups(found: Mapping[str, str], name: str) -> None:
+    from kit.health import stack_groups
+    from kit.safe_text import clean
+    from kit.sweeps.key_names import ranges
+
+    groups = stack_groups.group_ranks(found)
+    left_out = groups[1 : 1 - _MOST_GROUPS] if len(groups) > _MOST_GROUPS else []
+    for group in [*groups[:1], *groups[1 + len(left_out) :]]:
+        count = f"{len(group.ranks)} ranks" if len(group.ranks) > 1 else "1 rank"
+        print(f"==> {clean(group.role)}{': ' if group.role else ''}{count}: {ranges(group.ranks)} <==")
+        print("\n".join(clean(line) for line in group.lines))
+    silent = [path for path in found if path.rpartition("/")[2].startswith("node-")]
+    if silent:
+        print(f"==> no rank was found on {len(silent)} nodes <==")
+        print(clean(", ".join(path.rpartition("/")[2].removeprefix("node-").removesuffix(".txt") for path in silent)))
+    if left_out:
+        print(f"{len(left_out)} more groups of {sum(len(group.ranks) for group in left_out)} ranks")
+    print(f"try: kit stacks {name} --rank {groups[-1].ranks[0]}" if groups else f"try: kit top {name}")

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from kit.runs.status import Status
 
 _LOOK_S = 2.0
+_MOST_ON_SCREEN = 200
 _BLAMED = "others wait for it"
 
 
@@ -123,6 +124,10 @@ def _table(one: Status) -> Table:
     from rich.table import Table
 
     table = Table("rank", "node", "step", "phase", "step time", "for", "", title=one.run_dir.name, box=None)
-    for row in _rows(one):
+    # A screen shows the first lines of a table: the rank that others wait for must be among them.
+    rows = sorted(_rows(one), key=lambda row: (not str(row[-1]).startswith(_BLAMED), not row[-1]))
+    for row in rows[:_MOST_ON_SCREEN]:
         table.add_row(*map(str, row), style="bold red" if str(row[-1]).startswith(_BLAMED) else None)
+    if len(rows) > _MOST_ON_SCREEN:
+        table.caption = f"{len(rows) - _MOST_ON_SCREEN} more ranks: kit top --once"
     return table

@@ -47,8 +47,9 @@ stall_watch::end_evidence() {
 stall_watch::judge() {
     local -a files
     local now
-    mapfile -t files < <(compgen -G "${KIT_RUN_DIR}/monitor/slurm-${SLURM_JOB_ID}.*.progress")
-    ((${#files[@]})) || return 0
+    # From a pipe, bash reads one byte at a time.
+    files=("${KIT_RUN_DIR}"/monitor/slurm-"${SLURM_JOB_ID}".*.progress)
+    [[ -e "${files[0]}" ]] || return 0
     clock::now now
     { stat --format='@mtime %Y %n' -- "${files[@]}"; tail -v -n 1 -- "${files[@]}"; } 2>/dev/null \
         | awk -v now="${now}" -v since="$1" -v seconds="$2" -v least="$3" -f "${KIT_RUN_DIR}/lib/stall.awk"

@@ -36,13 +36,21 @@ def looks(folder: Path, **nodes: str) -> Path:
     return folder
 
 
-def judged(run: Path, *, since: float = 0.0, seconds: str = "0", least: str = "0", now: float = NOW) -> list[list[str]]:
-    """What stall.awk prints."""
+def judged(
+    run: Path,
+    *,
+    since: float = 0.0,
+    seconds: str = "0",
+    least: str = "0",
+    now: float = NOW,
+    most_s: float | None = None,
+) -> list[list[str]]:
+    """What stall.awk prints, within most_s seconds."""
     files = sorted(str(path) for path in (run / "monitor").iterdir())
     last = shell.run(["tail", "-v", "-n", "1", "--", *files]).stdout
     values = {"now": now, "since": since, "seconds": seconds, "least": least}
     argv = ["awk", *(word for name, value in values.items() for word in ("-v", f"{name}={value}")), "-f", str(AWK)]
-    return [line.split(" ") for line in shell.run(argv, input=last + "\n").stdout.splitlines()]
+    return [line.split(" ") for line in shell.run(argv, input=last + "\n", timeout=most_s).stdout.splitlines()]
 
 
 REPORT = st.tuples(

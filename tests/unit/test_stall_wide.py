@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import shutil
 import time
@@ -19,7 +20,7 @@ from kit.health.run_record import Record
 from kit.health.why import explain
 from kit.runs import status
 from tests.support import REPO
-from tests.unit.test_stall import SUM, rank_file
+from tests.unit.test_stall import NOW, SUM, judged, looks, rank_file
 
 WHY = REPO / "tests" / "why" / "stall-ended"
 A_NODE = 8
@@ -183,3 +184,53 @@ def test_calls_of_many_groups_are_looked_at_once() -> None:
     assert found is not None
     assert found.places == (77,)
     assert len(looked) == len(ranks)
+
+
+@pytest.mark.parametrize("ranks", [2_000, 10_001])
+def test_the_nodes_judge_thousands_of_ranks_as_the_commands_do(tmp_path: Path, ranks: int) -> None:
+    """Steps of very different lengths, in falling order, so that the limit depends on their median."""
+    nodes: dict[str, str] = {}
+    for first in range(0, ranks, 500):
+        reports = (
+            f"@{rank} {9 if rank else 8} compute {NOW - 2 * (rank % 600)} {60 * (ranks - rank) / ranks:.6f} 1 1.0 0 0 0"
+            for rank in range(first, min(first + 500, ranks))
+        )
+        nodes[f"n{first}"] = "\t".join(reports)
+    run = looks(tmp_path, **nodes)
+    found = progress.stall(progress.read(run, 7, now=NOW))
+    assert found is not None
+    assert ranks / 4 < len(found.stalled) < ranks
+    (rule, _, _, _, _, _, _, _, count, _) = judged(run)[1]
+    assert (rule, int(count)) == (found.rule.id, len(found.stalled))
+
+
+def test_forty_thousand_ranks_are_judged_between_two_looks(tmp_path: Path) -> None:
+    """An insertion sort takes 800 million steps, and the next look comes after five seconds."""
+    looked = {
+        f"n{node}": "\t".join(
+            f"@{node * 1000 + rank} 9 compute {NOW} {41_000 - node * 1000 - rank} 1 1.0 0 0 0" for rank in range(1000)
+        )
+        for node in range(40)
+    }
+    assert judged(looks(tmp_path, **looked), most_s=30) == [["furthest", "9"]]
+
+
+@pytest.mark.parametrize("ranks", [2_000, 10_000])
+def test_top_shows_the_rank_that_thousands_wait_for(run: Path, ranks: int) -> None:
+    """The live table of all ranks began with rank 0, and a screen has fifty lines."""
+    from kit.cli import top  # at the head of this file, test_reference.py in the same process would see other options
+
+    job = json.loads((run / "manifest.json").read_text())["job_id"]
+    now = time.time()
+    late = ranks - 3
+    for node in range(ranks // A_NODE):
+        lines = "\t".join(
+            f"@{rank} {4 if rank == late else 5} {'data' if rank == late else 'communicate'} {now - 600} 1.0 1 1.0 0.9 0 0"
+            for rank in range(node * A_NODE, (node + 1) * A_NODE)
+        )
+        (run / "monitor" / f"slurm-{job}.n{node}.progress").write_text(f"{now}\t{lines}\n", encoding="utf-8")
+    (one,) = status.of([run], queue=lambda cluster: {})
+    table = top._table(dataclasses.replace(one, state="RUNNING"))
+    assert (next(iter(table.columns[0].cells)), next(iter(table.columns[6].cells))) == (str(late), "others wait for it")
+    assert table.row_count == 200
+    assert table.caption == f"{ranks - 200} more ranks: kit top --once"
