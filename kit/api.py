@@ -145,8 +145,9 @@ def submit(
 ) -> Run:
     """Write the run folder and submit it, as `kit submit` does.
 
-    cluster: a name of clusters/, default 'local'. overrides: 'resources.nodes=4' each. folder: relative paths of a `Job` start
-    here, default the working folder. after: runs to wait for, in the form of `--after`; a Run means `RUN:ok`.
+    cluster: a name of clusters/, default 'local'. overrides: 'resources.nodes=4' each; after '--', words for the program. folder:
+    relative paths of a `Job` start here, default the working folder. after: runs to wait for, in the form of `--after`; a Run
+    means `RUN:ok`.
     """
     ready = _prepared(job, cluster, overrides, folder, containers)
     if after:

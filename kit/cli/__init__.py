@@ -12,7 +12,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kit.cli import interrupts, plain_words
+from kit.cli import interrupts, plain_words, program_words
 from kit.cli.groups import GROUPS
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ def main() -> NoReturn:
 
     debug = "--debug-kit" in sys.argv[1:] or os.environ.get("KIT_TRACEBACK") == "1"
     sys.argv = [word for word in sys.argv if word != "--debug-kit"]
+    sys.argv[1:] = program_words.as_overrides(sys.argv[1:])
     # The kit uses no pydantic plugins, and searching for them takes longer than reading a job.
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")
     # SIGTERM unwinds the stack as Ctrl-C does, so that locks, children and temporary files are cleaned up.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from kit.cli import choose_cluster
 from kit.cli.job_options import ClusterChoice, Containers, JobFile, Overrides
-from kit.cli.submit_messages import show_warnings
+from kit.cli.submit_messages import show_arguments, show_warnings
 from kit.cli.typer_later import typer
 from kit.errors import UsageError
 from kit.runs.atomic_write import write
@@ -104,6 +104,7 @@ def prepare_asked(
     if asked is None:
         cluster = choose_cluster.chosen(job, cluster, overrides=overrides, containers=containers)
         asked = stages.prepare_job(job, cluster=cluster, overrides=overrides, containers=containers, debug=debug)
+    show_arguments(jobs_of(asked))
     show_warnings(jobs_of(asked))
     return asked
 

@@ -101,7 +101,7 @@ def rerun(
 def _prepared(run: str, cluster: str | None, overrides: list[str], *, from_step: int | None, live: bool) -> Prepared:
     """The run that would be submitted. Prints what differs from the earlier one."""
     from kit.cli.runs import folders
-    from kit.cli.submit_messages import show_warnings
+    from kit.cli.submit_messages import show_arguments, show_warnings
     from kit.runs import find_runs, remote_clusters
     from kit.runs.rerun import differences, prepare
 
@@ -110,6 +110,7 @@ def _prepared(run: str, cluster: str | None, overrides: list[str], *, from_step:
         remote_clusters.require_here(run_dir, "'kit rerun --from-step', whose checkpoints are there,")
     remote_clusters.fetch_whole(run_dir)
     made = prepare(run_dir, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
+    show_arguments([made])
     show_warnings([made])
     for one in differences(made):
         print(f"kit: {one}", file=sys.stderr)

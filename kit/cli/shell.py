@@ -32,6 +32,8 @@ def shell(
     """Open a shell in the job's container, with the job's mounts and environment."""
     from kit import config, data_folders
     from kit.cli import runs
+    from kit.cli.submit_messages import show_arguments
+    from kit.config.program_arguments import with_keys
     from kit.runs import interactive, remote_clusters, which_slurm
     from kit.runs.prepare_run import prepare
 
@@ -40,5 +42,6 @@ def shell(
         raise typer.Exit(interactive.attach(one, node=node, env=which_slurm.env_of(one.manifest.cluster)))
     # Use the job's folder itself, because the user edits there. A cluster over ssh does not have it, and gets a copy.
     live = [] if remote_clusters.of(config.cluster_entry(cluster, data_folders.project()).name) else ["snapshot=false"]
-    ready = prepare(config.job_path(job), cluster=cluster, overrides=[*(set_ or []), *live], containers=containers)
+    ready = prepare(config.job_path(job), cluster=cluster, overrides=with_keys(set_ or [], live), containers=containers)
+    show_arguments([ready])
     raise typer.Exit(interactive.allocate(ready))

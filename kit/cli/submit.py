@@ -48,9 +48,13 @@ def submit(
     yes: Yes = False,
     as_json: ManifestJson = False,
 ) -> None:
-    """Write the run folder and submit the job to Slurm."""
+    """Write the run folder and submit the job to Slurm.
+
+    Words after -- change the arguments of the program: kit submit -- --lr 0.05
+    """
     from kit.cli import offers
     from kit.cli.wait_and_follow import follow_run, wait_run
+    from kit.config.program_arguments import with_keys
     from kit.errors import UsageError
     from kit.runs.prepare_run import Prepared
 
@@ -63,7 +67,7 @@ def submit(
         raise UsageError(
             "--json and --follow both write to stdout", hint="'kit submit --json --wait' waits for the end"
         )
-    overrides = [*(set_ or []), *(["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])]
+    overrides = with_keys(set_ or [], ["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])
 
     def planned() -> Asked:
         return prepare_asked(job, cluster, overrides=overrides, containers=containers, debug=debug)

@@ -28,6 +28,24 @@ def show_warnings(jobs: Iterable[Prepared | Kind]) -> None:
     _warn(one for job in jobs for one in job.warnings)
 
 
+def show_arguments(jobs: Iterable[Prepared]) -> None:
+    """Print what the command line changes in the program's arguments; each line once."""
+    from kit.config.program_arguments import changes, twins
+
+    lines: dict[str, None] = {}
+    for job in jobs:
+        one = job.resolved
+        if one.args_change is None:
+            continue
+        found = [f"args: {line}" for line in changes(*one.args_change)]
+        lines |= dict.fromkeys(found or ["args: nothing changes: the job has these words already"])
+        lines |= dict.fromkeys(
+            f"warning: {line}" for line in twins(one.args_change[1], one.words, one.job.command or ())
+        )
+    for line in lines:
+        print(f"kit: {clean(line)}", file=sys.stderr)
+
+
 def show_advice(jobs: Iterable[Prepared]) -> None:
     """Print what Slurm's topology makes slow, what others could change, and which variables stay behind.
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from kit.cli import completion_candidates
 from kit.cli.job_options import AfterPoints, ClusterName, Containers, JobFile, Overrides
-from kit.cli.submit_messages import show_left_behind, show_warnings
+from kit.cli.submit_messages import show_arguments, show_left_behind, show_warnings
 from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
@@ -79,6 +79,7 @@ def sweep(
         containers=containers,
         into=into,
     )
+    show_arguments([made.first])
     show_warnings([*made.kinds, made.first])
     todo = _to_send(made, into) if into else [point.index for point in made.points]
     arrays = made.arrays(todo, first=len(into.arrays) if into else 0)

@@ -7,6 +7,7 @@ One precedence rule: command line > job > QOS row > cluster > launcher > default
 | `toml_file` | one TOML file: its text, its table, its model |
 | `extends` | job files that build on each other |
 | `layers` | `--set`, and layers of keys as one Job |
+| `program_arguments` | words after `--`: options of the program, by name |
 | `references` | what a job names: QOS row, batch template, mounts |
 | `job_reading` | a job file and its cluster, read once; the job that they make |
 """

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from kit import data_folders
-from kit.config import job_references
+from kit.config import job_references, program_arguments
 from kit.config.extends import job_files
 from kit.config.layers import Layer, merge, merge_all, merge_and_validate, parse_overrides, set_by
+from kit.config.program_arguments import ProgramWords
 from kit.config.toml_file import Table, load_model, load_toml, shown
 from kit.errors import ConfigError, Fault, nearest
 from kit.spec.cluster import Cluster
@@ -28,7 +29,8 @@ from kit.validation import COMMAND_LINE, toml
 class Resolved:
     """A job with everything that it names, read and checked. asked: the user's own [resources], without defaults.
 
-    asked_slurm: the user's own [slurm]. set_by: the layer that decided each key.
+    asked_slurm: the user's own [slurm]. set_by: the layer that decided each key. words: what the command line changes in args.
+    args_change: args without and with these words; None without words.
     """
 
     job: Job
@@ -45,6 +47,8 @@ class Resolved:
     # The user's batch template: its name in errors, its contents.
     template: tuple[str, str] | None = None
     set_by: tuple[SetBy, ...] = ()
+    words: ProgramWords = field(default_factory=ProgramWords)
+    args_change: tuple[tuple[str, ...], tuple[str, ...]] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,7 @@ class Sources:
     """A job file and its cluster, read once. `resolve` makes the job, as written or as a point of a sweep.
 
     files: the job file's own keys, and below them those of the files that it extends, lowest first. kept_launcher: the recorded
-    launcher of a run, used in place of today's.
+    launcher of a run, used in place of today's. words: what the command line changes in the program's arguments.
     """
 
     files: tuple[Layer, ...]
@@ -62,6 +66,7 @@ class Sources:
     project: Path
     place: Cluster
     cluster: data_folders.Entry
+    words: ProgramWords = field(default_factory=ProgramWords)
     kept_launcher: data_folders.Entry | None = None
 
     def merged(self, point: Mapping[str, Any] | None = None) -> Table:
@@ -78,6 +83,7 @@ class Sources:
         layers = self._layers(above, label, entry)
         file, cluster_file = self._files
         job = merge_and_validate(layers, self.overrides, file)
+        self._require_one_program(job)
         mine = merge(merge(self.written, self.set_here), above)
         return Resolved(
             job=job,
@@ -93,7 +99,27 @@ class Sources:
             asked_slurm=mine.get("slurm", {}),
             template=job_references.template(job, self._job_dir, file),
             set_by=set_by(layers, self._kinds(layers, entry)),
+            words=self.words,
+            args_change=self._args_change(layers),
         )
+
+    def _require_one_program(self, job: Job) -> None:
+        """Refuse words for the program of a job with several."""
+        if not self.words:
+            return
+        if job.roles:
+            of_roles = {name: role.args for name, role in job.roles.items()}
+            raise ConfigError.of(program_arguments.roles_fault(self.words, of_roles, "roles"))
+        if job.stages:
+            of_stages = {name: (one.model_extra or {}).get("args", job.args) for name, one in job.stages.items()}
+            raise ConfigError.of(program_arguments.roles_fault(self.words, of_stages, "stages"))
+
+    def _args_change(self, layers: Sequence[Layer]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+        """The arguments without and with the words."""
+        if not self.words:
+            return None
+        place = next(at for at, (_, name) in enumerate(layers) if name == program_arguments.PLACE)
+        return tuple(merge_all(layers[:place]).get("args", ())), tuple(layers[place][0].get("args", ()))
 
     def _kinds(self, layers: Sequence[Layer], entry: data_folders.Entry) -> list[tuple[LayerKind, str]]:
         """Kind and name of each of `_layers`."""
@@ -107,22 +133,33 @@ class Sources:
         return [
             *fixed,
             *(("file", name) for _, name in above[:count]),
-            *(("set" if name == COMMAND_LINE else "point", name) for _, name in above[count:]),
+            *(self._kind_above(name) for _, name in above[count:]),
         ]
+
+    def _kind_above(self, name: str) -> tuple[LayerKind, str]:
+        if name == program_arguments.PLACE:
+            return "words", str(self.words)
+        return ("set" if name == COMMAND_LINE else "point"), name
 
     def _layers(self, point: Mapping[str, Any], label: str, entry: data_folders.Entry) -> list[Layer]:
         """The layers, lowest first, each with its name in faults."""
         file, cluster_file = self._files
         above = merge(self.set_here, point)
         asked_by = label if "qos" in point else COMMAND_LINE if "qos" in self.set_here else file
-        return [
+        layers: list[Layer] = [
             (load_model(entry.path, Launcher).defaults, f"{self._shown(entry.path)} [defaults]"),
             (self.place.defaults, f"{cluster_file} [defaults]"),
             (job_references.qos_layer(self.place, self.written, above, asked_by), f"{cluster_file} [qos]"),
             *self.files,
             (self.set_here, COMMAND_LINE),
-            *([(point, label)] if point else []),
         ]
+        if self.words:
+            args = merge_all(layers).get("args", [])
+            # Anything else than a list of text is the fault of its own layer.
+            right = isinstance(args, list | tuple) and all(isinstance(one, str) for one in args)
+            changed = {"args": list(program_arguments.merged(args, self.words))} if right else {}
+            layers.append((changed, program_arguments.PLACE))
+        return [*layers, *([(point, label)] if point else [])]
 
     def _launcher(self, point: Mapping[str, Any]) -> data_folders.Entry:
         below = self.written.get("launcher", self.place.defaults.get("launcher"))
@@ -222,10 +259,12 @@ def _read(
 ) -> Sources:
     project = project or data_folders.project(job_file.parent)
     entry = cluster_entry(cluster, project)
+    keys, words = program_arguments.split(overrides)
     return Sources(
         files=files,
-        set_here=parse_overrides(overrides),
-        overrides=tuple(overrides),
+        set_here=parse_overrides(keys),
+        overrides=keys,
+        words=words,
         job_file=job_file,
         project=project,
         place=load_model(entry.path, Cluster),

@@ -15,6 +15,7 @@ from typing import Any
 from kit import config
 from kit.allocation import kilobytes, minutes
 from kit.config import Sources
+from kit.config.program_arguments import SEPARATOR, with_keys
 from kit.errors import ConfigError, KitError, UsageError
 from kit.forecast.backfill import NodeRequest
 from kit.planning.plan import Plan
@@ -43,8 +44,11 @@ class JobRequest:
         """The command that gives this job to `kit submit` or `kit sweep`, for a shell."""
         words = ["kit", verb, str(self.job_file)]
         words += ["--cluster", self.cluster] if self.cluster else []
-        words += [word for one in self.overrides for word in ("--set", one)]
-        return shlex.join(words if self.containers else [*words, "--no-container"])
+        overrides = [*self.overrides]
+        at = overrides.index(SEPARATOR) if SEPARATOR in overrides else len(overrides)
+        words += [word for one in overrides[:at] for word in ("--set", one)]
+        words += [] if self.containers else ["--no-container"]
+        return shlex.join([*words, *overrides[at:]])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,7 +112,7 @@ def others(
 def _at_size(request: JobRequest, choice: JobSize | None) -> JobRequest:
     """The request with the keys of a size as further `--set` options."""
     sizes = [f"{_KEYS[key]}={value}" for key, value in (_values(choice).items() if choice else ())]
-    return replace(request, overrides=(*request.overrides, *sizes))
+    return replace(request, overrides=tuple(with_keys(request.overrides, sizes)))
 
 
 def _points(request: JobRequest, choice: JobSize | None) -> Planned:

@@ -9,7 +9,7 @@ from typing import cast, get_args
 from kit.allocation import Allocation
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
-from kit.frameworks import launcher_program_options, program_parallelism, program_releases
+from kit.frameworks import launcher_program_options, own_options, program_parallelism, program_releases
 from kit.frameworks.base import Extra, Framework
 from kit.spec.job import Job
 from kit.spec.launcher import FrameworkName, Launcher
@@ -40,7 +40,10 @@ def prepare(resolved: Resolved, allocation: Allocation, packages: Mapping[str, s
         faults += framework.faults(job, launcher, allocation)
     if faults:
         raise ConfigError.of(*faults, file=resolved.job_file)
-    return framework.prepare(job, launcher, allocation) if framework else Extra()
+    extra = framework.prepare(job, launcher, allocation) if framework else Extra()
+    if faults := [*own_options.written_twice(resolved, extra, framework.tables if framework else ())]:
+        raise ConfigError.of(*faults)
+    return extra
 
 
 def _tables_of_other_frameworks(job: Job, framework: Framework | None) -> Iterator[Fault]:

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 from kit.config import Resolved
+from kit.config.program_arguments import PLACE
 from kit.errors import ConfigError, Fault, nearest
 from kit.spec.run_paths import CONTAINER_RUN
 
@@ -24,7 +26,9 @@ def faults_of(resolved: Resolved) -> Iterator[Fault]:
         return
     program = folder / name
     if program.is_file():
-        yield from faults(program, resolved.job.args)
+        typed = resolved.words.options
+        for fault, option in ((one, one.problem.partition(" ")[0]) for one in faults(program, resolved.job.args)):
+            yield replace(fault, file=PLACE, key=option) if option in typed else fault
         return
     there = sorted(path.name for path in folder.glob("*.py"))
     near = nearest(name, there) or next(iter(there), "train.py")

@@ -8,17 +8,19 @@ from pydantic import Field
 
 from kit.spec.schema_base import Model
 
-LayerKind = Literal["launcher", "cluster", "qos", "file", "set", "point"]
+LayerKind = Literal["launcher", "cluster", "qos", "file", "set", "words", "point"]
 
 # Layers with the user's own requests, independent of the cluster: the job's files, the command line, values of a point or stage.
-USERS: frozenset[LayerKind] = frozenset({"file", "set", "point"})
+USERS: frozenset[LayerKind] = frozenset({"file", "set", "words", "point"})
 
 
 class SetBy(Model):
     """The keys of the resolved job that one layer decided: no higher layer sets them."""
 
     kind: LayerKind
-    name: str = Field(description="The launcher, cluster, QOS row or file; '--set'; the point or stage.")
+    name: str = Field(
+        description="The launcher, cluster, QOS row or file; '--set'; the words after '--'; the point or stage."
+    )
     keys: tuple[str, ...] = Field(description="With dots: resources.nodes.")
 
     def __str__(self) -> str:

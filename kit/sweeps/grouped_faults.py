@@ -17,10 +17,10 @@ def of_points(file: str) -> str:
     return f"{file} [sweep]"
 
 
-def clash(key: str, file: str) -> Fault:
-    """The fault of a swept key that the command line sets as well."""
-    hint = f"drop it from {COMMAND_LINE}, or from [sweep] in {file}"
-    return Fault(file=COMMAND_LINE, key=key, problem="the sweep sets this key too", hint=hint)
+def clash(key: str, file: str, where: str = COMMAND_LINE) -> Fault:
+    """The fault of a swept key that the command line sets as well. where: the part of the command line."""
+    hint = f"drop it from {where}, or from [sweep] in {file}"
+    return Fault(file=where, key=key, problem="the sweep sets this key too", hint=hint)
 
 
 class Gathered:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kit.config import Table
+from kit.config.program_arguments import ProgramWords
 from kit.spec.sweep import Value
 from kit.sweeps.expand import OWN, Point
 from kit.sweeps.program_options import text, with_option
@@ -40,6 +41,11 @@ def clashes(point: Point, set_here: Mapping[str, Any]) -> list[str]:
         if at is not None:
             found.append(key)
     return found
+
+
+def words_clash(point: Point, words: ProgramWords) -> list[str]:
+    """Keys of the point that the words after `--` change as well."""
+    return [key for key in point.values if words and (key == "args" or key.removeprefix(_ARGS) in words.options)]
 
 
 def _typed(key: str, value: Value) -> Any:

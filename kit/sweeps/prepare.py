@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import overload
 
 from kit import config
-from kit.config import Resolved, Sources
+from kit.config import Resolved, Sources, program_arguments
 from kit.errors import ConfigError, Fault, UsageError
 from kit.planning.plan import plan
 from kit.runs import prepare_run, program_check
@@ -27,7 +27,7 @@ from kit.sweeps.array_limits import max_array
 from kit.sweeps.arrays import Array, group
 from kit.sweeps.expand import Expansion, Point, expand
 from kit.sweeps.grouped_faults import Gathered, clash, of_points
-from kit.sweeps.point_keys import clashes, job_keys
+from kit.sweeps.point_keys import clashes, job_keys, words_clash
 from kit.sweeps.record import SweepPaths, SweepRecord
 from kit.sweeps.shared_plans import Kind, Kinds, kind_of
 from kit.sweeps.table_lookup import Tables
@@ -180,6 +180,8 @@ def _kinds(planner: _Planner, points: Sequence[Point], known: Kinds, faults: Gat
     found = []
     for point in points:
         faults.add(point, [clash(key, planner.file) for key in clashes(point, planner.sources.set_here)])
+        of_words = words_clash(point, planner.sources.words)
+        faults.add(point, [clash(key, planner.file, program_arguments.PLACE) for key in of_words])
         with faults.of(point):
             found.append(known.of(point))
     return tuple(found)

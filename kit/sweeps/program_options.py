@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from kit.config.program_arguments import is_value
 from kit.spec.sweep import Scalar, Value
 from kit.sweeps.key_names import identifier
 
@@ -14,7 +15,8 @@ _NUMBER = re.compile(r"^-?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?$")
 def with_option(args: Sequence[str], option: str, value: Value) -> list[str]:
     """`args` with `option` set: at its present place, or at the end. True gives the bare option, False removes it.
 
-    Several values become several words after the option. Repeated occurrences are reduced to one.
+    Several values become several words after the option, in place of all words up to the next option. Repeated occurrences are
+    reduced to one.
     """
     kept: list[str] = []
     place: int | None = None
@@ -27,8 +29,10 @@ def with_option(args: Sequence[str], option: str, value: Value) -> list[str]:
             continue
         place = len(kept) if place is None else place
         joined = word != option
-        if not joined and not isinstance(value, bool) and words and _is_value(words[0]):
+        gone = 0 if joined or isinstance(value, bool) else len(words) if isinstance(value, tuple) else 1
+        while gone and words and is_value(words[0]):
             words.pop(0)
+            gone -= 1
     place = len(kept) if place is None else place
     return kept[:place] + _words(option, value, joined) + kept[place:]
 
@@ -42,14 +46,14 @@ def read_option(args: Sequence[str], name: str) -> Scalar | None:
             continue
         following = args[at + 1 : at + 2]
         if not equals:
-            value = following[0] if following and _is_value(following[0]) else ""
+            value = following[0] if following and is_value(following[0]) else ""
         found = _number(value) if equals or value else True
     return found
 
 
 def option_names(args: Sequence[str]) -> list[str]:
     """The names of the options in `args` for expressions: `args.batch_size` for `--batch-size`."""
-    return [identifier(f"args.{word.partition('=')[0]}") for word in args if not _is_value(word)]
+    return [identifier(f"args.{word.partition('=')[0]}") for word in args if not is_value(word)]
 
 
 def text(value: Scalar) -> str:
@@ -63,10 +67,6 @@ def _words(option: str, value: Value, joined: bool) -> list[str]:
     if isinstance(value, tuple):
         return [option, *map(text, value)]
     return [f"{option}={text(value)}"] if joined else [option, text(value)]
-
-
-def _is_value(word: str) -> bool:
-    return not word.startswith("-") or bool(_NUMBER.match(word))
 
 
 def _number(word: str) -> Scalar:

@@ -47,8 +47,9 @@ def _job(
     gpus: int = 2,
     containers: bool = False,
     files: Mapping[str, str] | None = None,
+    words: str = "",
 ) -> Rule:
-    """A job that is planned. files: beside it, by name."""
+    """A job that is planned. files: beside it, by name. words: those after `--`."""
     layers = files or {}
     top, bracket, tables = text.partition("[") if text.startswith("[") or "\n[" in text else (text, "", "")
     size = SIZE.format(nodes=nodes, gpus=gpus) if nodes else ""
@@ -58,10 +59,14 @@ def _job(
         job = write_job(folder, whole)
         _write(folder, layers)
         return _plan(
-            job, site=make_site(containers=containers), cluster="mine" if "clusters/mine.toml" in layers else "local"
+            job,
+            overrides=["--", *words.split()],
+            site=make_site(containers=containers),
+            cluster="mine" if "clusters/mine.toml" in layers else "local",
         )
 
     figures = f", {nodes} nodes x {gpus} GPUs" if nodes else ""
+    figures += f", -- {words}" if words else ""
     return Rule(text=f"# launcher {launcher}{figures}\n{text}", run=run)
 
 
@@ -93,6 +98,9 @@ def _frameworks() -> list[Rule]:
         _job("ddp", "[megatron]\nnum_layers = 2\nhidden_size = 64\nnum_attention_heads = 2"),
         _job("ddp", 'setup = ["ulimit -n 4096", "module load cuda/12.4"]', containers=True),
         *_all("ddp", ('args = ["--batch-size", "30"]', 'args = ["--batch-size", "many"]')),
+        _job("ddp", "seed = 1", words="--epoks 3"),
+        _job("diloco", "[diloco]\ngroups = 2\nsync_every = 8", words="--sync-every 4"),
+        _job("deepspeed", "[deepspeed]\ntrain_batch_size = 32", words="--ds-config=mine.json"),
         *_all("ddp", ('args = ["--epoks", "3"]', 'script = "/kit/run/code/trainn.py"')),
         _job(
             "mine",
@@ -415,8 +423,10 @@ def _config() -> list[Rule]:
             _write(folder, files)
             return config.load_job(job, cluster=cluster, overrides=overrides)
 
-        said = " ".join(f"--set {one!r}" for one in overrides)
-        options = f"# kit submit {said} --cluster {cluster}".replace("  ", " ")
+        at = [*overrides, "--"].index("--")
+        said = " ".join(f"--set {one!r}" for one in overrides[:at])
+        words = "".join(f" {one}" for one in overrides[at:])
+        options = f"# kit submit {said} --cluster {cluster}{words}".replace("  ", " ")
         return Rule(text=f"{options}\n{text}", run=run)
 
     job = HEAD.format(launcher="ddp")
@@ -432,6 +442,11 @@ def _config() -> list[Rule]:
         loaded(job, overrides=("env.RANK=0",)),
         loaded(job, overrides=("resources.tim=30",)),
         loaded(job, overrides=("resources.nodes=none",)),
+        loaded(f'args = ["--config", "a.yaml", "train"]\n{job}', overrides=("--", "--config", "b.yaml")),
+        loaded(f'args = ["--verbose", "a.txt"]\n{job}', overrides=("--", "--verbose")),
+        loaded(f'args = ["--warmup", "10"]\n{job}', overrides=("args.--warm=false",)),
+        loaded(f'{job}[roles.a]\nargs = ["--lr", "1"]\n[roles.b]\n', overrides=("--", "--lr", "2")),
+        loaded(f"{job}[stages.a]\n[stages.b]\n", overrides=("--", "--lr", "2")),
         loaded(f'qos = "high"\n{job}'),
         loaded(f'qos = "hihg"\n{job}', cluster="mine", clusters__mine=tables),
         loaded(job, overrides=("qos=fast",), cluster="mine", clusters__mine=tables),
@@ -461,7 +476,10 @@ def _workflow() -> list[Rule]:
 
     def sweep(text: str, *overrides: str) -> Rule:
         return Rule(
-            text="".join(f"# --set {one}\n" for one in overrides) + text,
+            text=(
+                f"# {' '.join(overrides)}\n" if "--" in overrides else "".join(f"# --set {one}\n" for one in overrides)
+            )
+            + text,
             run=lambda folder: prepare_sweep(
                 write_job(folder, job + text), cluster="local", overrides=overrides, containers=False
             ),
@@ -488,6 +506,7 @@ def _workflow() -> list[Rule]:
         kept('[secrets]\nfile = "keys.toml"', **{"keys.toml": "TOKEN = 3\n"}),
         kept('[secrets]\nfile = ".env"', **{".env": "TOKEN is secret\n"}),
         sweep("[sweep.grid]\nseed = [1, 2]", "seed=3"),
+        sweep('[sweep.grid]\n"args.--lr" = [1, 2]', "--", "--lr", "3"),
         sweep("[sweep.grid]\nseed = [1, 2]\n[chain]\ntimes = 2"),
         sweep("[sweep.grid]\nseed = [1, 2]\n[stages.a]"),
         sweep('[sweep.grid]\nseed = [1, 2]\n[slurm]\noutput = "logs/%A.out"'),

@@ -117,7 +117,8 @@ def test_commands_and_options_exist(page: Path) -> None:
     wrong = []
     for words in kit_commands(page.read_text(encoding="utf-8")):
         command: Any = typer.main.get_command(app)
-        rest = list(words)
+        # Words after -- are the program's.
+        rest = list(words)[: [*words, "--"].index("--")]
         while rest and hasattr(command, "list_commands"):
             if rest[0] in command.list_commands(None):
                 command = command.get_command(None, rest.pop(0))

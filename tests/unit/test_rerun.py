@@ -15,12 +15,14 @@ from pathlib import Path
 import pytest
 
 from kit import config, data_folders, shell, untrusted_files
+from kit.comparison import keys
 from kit.errors import ConfigError, KitError, LockError, RunError
 from kit.planning.plan import Plan
 from kit.runs import checkpoint_steps, folder, manifest, prepare_run, rerun, submit, workspace
 from kit.runs.manifest import Manifest
 from kit.runs.prepare_run import Prepared
 from kit.spec.run_paths import RunPaths
+from kit.spec.set_by import SetBy
 from kit.sweeps import prepare as sweeps
 from tests.support import make_lock, write_job
 
@@ -157,6 +159,20 @@ def test_keys_that_are_set_win_and_are_recorded(run: Path) -> None:
     assert str(record.layer_of("env.C")) == "None"
     assert str(record.layer_of("args")).endswith("job.toml")
     assert str(record.layer_of("slurm.partition")) == "cluster here"
+
+
+def test_words_of_the_command_line_are_a_layer_that_a_rerun_keeps(run: Path) -> None:
+    first = written(rerun.prepare(run, overrides=["--", "b", "--lr", "2"]))
+    record = recorded(first)
+    assert record.layer_of("args") == SetBy(kind="words", name="-- b --lr 2", keys=("args",))
+    again = rerun.prepare(first)
+    assert again.plan.job.args == ("a", "b", "--lr", "2")
+    assert recorded(written(again)).layer_of("args") == record.layer_of("args")
+    assert again.resolved.args_change is None, "only new words are shown"
+    other = rerun.prepare(first, cluster="there", overrides=["--", "--lr", "3"])
+    assert other.resolved.args_change == (("a", "b", "--lr", "2"), ("a", "b", "--lr", "3"))
+    differ = keys.between(job(again.plan), job(other.plan), record.set_by, recorded(written(other)).set_by)
+    assert ("args", "-- b --lr 2", "-- --lr 3") in [(one.key, one.set_by_a, one.set_by_b) for one in differ]
 
 
 def test_another_qos_brings_its_own_account_and_time(run: Path) -> None:
