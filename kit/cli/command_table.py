@@ -151,6 +151,7 @@ COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
         ),
         {
             "--rank": ("rank", "number", False, ""),
+            "--all": ("every", "on", False, ""),
             "--runs": ("runs_dir", "path", False, ""),
             "--json": ("as_json", "on", False, ""),
         },

@@ -159,9 +159,9 @@ BATCH = (
     Rule(
         id="once-failed",
         verdict=JOB,
-        pattern=r"error: the lines of \[once\] ended with exit code (?P<code>\d+)",
-        says="the lines of [once] ended with exit code {code}",
-        advice="mend the line that once.log shows",
+        pattern=r"error: the lines of \[(?P<table>once|per_node)\] ended with exit code (?P<code>\d+)",
+        says="the lines of [{table}] ended with exit code {code}",
+        advice="mend the line that {table}.log shows",
         next="kit logs {run} --grep .",
     ),
     Rule(

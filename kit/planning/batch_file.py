@@ -101,7 +101,10 @@ def _steps(made: Decisions) -> dict[str, Any]:
         "probe_argv": steps.probe_step(made),
         "stage_argv": steps.stage_step(made),
         "image_chain": steps.image_chain(made),
-        "once_argv": steps.once_step(made),
+        "once_argv": steps.lines_step(made, "once"),
+        "per_node_argv": steps.lines_step(made, "per_node"),
+        "after_argv": steps.lines_step(made, "after"),
+        "lines_limit": {name: str(one.timeout_s) for name, one in made.job.lines.items() if one.timeout_s},
         "container_argv": steps.container_step(made),
         "parts": called_parts(made),
     }

@@ -82,7 +82,7 @@ def _memory_checkpoints(made: Decisions) -> str | None:
 
 
 def _once(made: Decisions) -> str | None:
-    return "once.lines" if made.job.once.lines else None
+    return next((f"{table}.lines" for table in made.job.lines), None)
 
 
 def _notices(made: Decisions) -> str | None:

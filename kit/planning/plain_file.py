@@ -70,6 +70,8 @@ def plain_script(made: Decisions) -> str:
 def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
     """Each key that a plain file cannot hold, and why."""
     job = made.job
+    for table in made.job.lines.keys() - {"once"}:
+        yield f"{table}.lines", f"a plain file has no lines of [{table}]"
     if not made.main.plain or len(made.roles) > 1:
         yield "roles", "a plain file starts one program, and this job has roles"
     if job.container.runtime not in _RUNTIMES:

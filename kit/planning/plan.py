@@ -171,7 +171,7 @@ def decide(
 def files(made: Decisions) -> tuple[PlanFile, ...]:
     """All files of the run folder that are not copied."""
     setup = (*made.resolved.cluster.setup, *made.job.setup)
-    run, once = {"{run}": made.paths.inside.run}, made.job.once.lines
+    run = {"{run}": made.paths.inside.run}
     return (
         PlanFile(name="batch.sh", text=batch_script(made), mode=0o755),
         *(
@@ -180,7 +180,7 @@ def files(made: Decisions) -> tuple[PlanFile, ...]:
             else []
         ),
         PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
-        *([PlanFile(name="once-lines.sh", text="".join(f"{n}\n" for n in once))] if once else []),
+        *(PlanFile(name=f"{t}-lines.sh", text="".join(f"{n}\n" for n in o.lines)) for t, o in made.job.lines.items()),
         *(file for placed in made.roles if placed.scripts == placed.name for file in _files_of(made, placed)),
         *(PlanFile(name=n, text=filled(t, run)) for n, t in made.extra.files.items()),
         *_records(made),

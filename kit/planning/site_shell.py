@@ -70,4 +70,5 @@ def _lines(made: Decisions) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """Key, lines, and whether they run in a container."""
     job, contained = made.job, made.runtime.containerized
     yield "setup", (*made.resolved.cluster.setup, *job.setup), contained
-    yield "once.lines", job.once.lines, contained and job.once.container
+    for table, one in job.lines.items():
+        yield f"{table}.lines", one.lines, contained and one.container

@@ -188,14 +188,13 @@ def _probe(made: Decisions) -> list[str]:
     return [f"{made.paths.inside.run}/bin/probe.sh", made.job.python, image_env]
 
 
-def once_step(made: Decisions) -> list[str]:
-    """The lines of [once], on the first node; empty if there are none."""
-    once, main, run = made.job.once, made.main, made.paths.run
-    if not once.lines:
+def lines_step(made: Decisions, table: str) -> list[str]:
+    """The lines of [once], [per_node] or [after]; empty if there are none. The batch script adds nodes."""
+    lines, main, run = made.job.lines.get(table), made.main, made.paths.run
+    if lines is None:
         return []
-    step = _helper("kit-once", 1, f"{run.logs}/once.log")
-    inside = once.container and made.runtime.containerized
-    if not inside:
+    step = [*_helper(f"kit-{table.replace('_', '-')}", None, f"{run.logs}/{table}.log"), "--kill-on-bad-exit=1"]
+    if not (lines.container and made.runtime.containerized):
         return [*step, f"{run.bin}/once.sh", made.paths.workspace, main.folder]
     return _contained(made, main, step, f"{made.paths.inside.run}/bin/once.sh", made.paths.inside.workdir, main.folder)
 

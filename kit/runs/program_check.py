@@ -56,7 +56,11 @@ def _comes_later(plan: Plan, script: str) -> bool:
     """Whether a mount covers the file, or a set-up line that names it may write it."""
     made = plan.decisions
     inside = PurePosixPath(made.paths.inside.workspace, script)
-    lines = (*made.resolved.cluster.setup, *made.job.setup, *made.job.once.lines)
+    lines = (
+        *made.resolved.cluster.setup,
+        *made.job.setup,
+        *(line for one in made.job.lines.values() for line in one.lines),
+    )
     return any(inside.is_relative_to(mount.target) for mount in made.resolved.mounts) or any(
         Path(script).name in line for line in lines if Path(script).name
     )

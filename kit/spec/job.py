@@ -31,7 +31,7 @@ from kit.spec.schema_base import (
     interfaces,
 )
 from kit.spec.stages import Stage
-from kit.spec.step_torchrun_once import Once, Step, Torchrun
+from kit.spec.step_torchrun_once import After, Lines, Once, PerNode, Step, Torchrun
 from kit.spec.sweep import Sweep
 from kit.spec.wrong_value_messages import Form, Invalid
 
@@ -190,6 +190,10 @@ class Job(Model):
     step: Step = Field(default_factory=Step, description="Options of srun for the steps that start ranks.")
     torchrun: Torchrun = Field(default_factory=Torchrun, description="torchrun's own options.")
     once: Once = Field(default_factory=Once, description="Shell lines that run once per job, before any rank.")
+    per_node: PerNode = Field(
+        default_factory=PerNode, description="Shell lines that run on each node, before any rank."
+    )
+    after: After = Field(default_factory=After, description="Shell lines that run once, when the run has ended.")
     secrets: Secrets = Field(default_factory=Secrets)
     notify: Notify = Field(default_factory=Notify, description="Notices about the run: their events and receivers.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)
@@ -224,6 +228,12 @@ class Job(Model):
     def image_name(self) -> str | None:
         """The image's name or reference, from either form of the key."""
         return self.image.name if isinstance(self.image, ImageChoice) else self.image
+
+    @property
+    def lines(self) -> dict[str, Lines]:
+        """The tables that have lines beside the ranks, by name."""
+        tables: dict[str, Lines] = {"once": self.once, "per_node": self.per_node, "after": self.after}
+        return {name: one for name, one in tables.items() if one.lines}
 
     @property
     def is_launchers(self) -> bool:

@@ -123,12 +123,34 @@ class Torchrun(Model):
         return [*words, *([f"--log-dir={self.log_dir}"] if self.log_dir else [])]
 
 
-class Once(Model):
-    """Shell lines that run once per job, on the first node, before any rank. If a line fails, the job ends with the exit code of
-    that line.
-    """
+class Lines(Model):
+    """Shell lines of a job beside its ranks. Each runs in one shell, after the lines of `setup`."""
 
     lines: tuple[Text, ...] = Field(default=(), description="Shell lines, such as 'python prepare.py'.")
     container: bool = Field(
         default=True, description="true: the lines run in the job's container. false: they run on the node itself."
     )
+    timeout_s: int = Field(default=0, ge=0, description="Seconds after which the lines are killed; 0: no limit.")
+
+
+class Once(Lines):
+    """Shell lines that run once per job, on the first node, before any rank. If a line fails, the job ends with the exit code of
+    that line.
+    """
+
+
+class PerNode(Lines):
+    """Shell lines that run on each node of the job, spares too, before any rank. They run again when the job is requeued, because
+    it may get other nodes. If a line fails on one node, the job ends with its exit code.
+    """
+
+    lines: tuple[Text, ...] = Field(default=(), description="Shell lines, such as 'cp -r /shared/data /local'.")
+
+
+class After(Lines):
+    """Shell lines that run once, on the first node, when the run has ended, also after a failure. KIT_EXIT_CODE is the run's exit
+    code, which they do not change. They do not run when the job goes back to the queue, or when Slurm itself ends it.
+    """
+
+    lines: tuple[Text, ...] = Field(default=(), description="Shell lines, such as 'python upload.py $KIT_EXIT_CODE'.")
+    timeout_s: int = Field(default=600, ge=1, description="Seconds after which the lines are killed.")

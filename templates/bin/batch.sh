@@ -61,6 +61,15 @@ readonly -a KIT_STAGE_ARGV={{ stage_argv | sh }}
 readonly -a KIT_CHAINED_IMAGE={{ image_chain | sh }}
 {% endif %}
 readonly -a KIT_ONCE_ARGV={{ once_argv | sh }}
+{% if per_node_argv %}
+readonly -a KIT_PER_NODE_ARGV={{ per_node_argv | sh }}
+{% endif %}
+{% if after_argv %}
+readonly -a KIT_AFTER_ARGV={{ after_argv | sh }}
+{% endif %}
+{% if lines_limit %}
+readonly -A KIT_LINES_LIMIT={{ lines_limit | sh }}
+{% endif %}
 readonly -a KIT_CONTAINER_ARGV={{ container_argv | sh }}
 # Features that only a key of the job brings: lib/parts.sh calls them.
 readonly -a KIT_PARTS=(

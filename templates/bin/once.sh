@@ -1,5 +1,5 @@
 #!/bin/bash
-# once.sh FOLDER [ROLE-FOLDER]: runs the lines of [once] after the set-up lines, with the image's and the job's environment and its
+# once.sh FOLDER [ROLE-FOLDER]: runs the lines of [once], or of the table in KIT_LINES, after the set-up lines, with the image's and the job's environment and its
 # secrets.
 # shellcheck source-path=SCRIPTDIR/..
 set -uo pipefail
@@ -35,7 +35,7 @@ main() {
     done
     cd -- "$1" || exit
     set +u
-    for file in setup.sh once-lines.sh; do
+    for file in setup.sh "${KIT_LINES:-once}-lines.sh"; do
         [[ -s "${KIT_RUN_DIR}/${file}" ]] || continue
         if ! setup_lines::run "${KIT_RUN_DIR}/${file}"; then
             log::error "${file}: ${setup_lines_said}"

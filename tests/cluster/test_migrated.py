@@ -148,6 +148,28 @@ lines = ["module load gcc/13", 'echo "once with $LOADED"']
     assert "rank sees cuda/12.4 of /site/modules and function" in run.log("rank-0")
 
 
+def test_a_script_that_stages_data_and_copies_results(lab: Lab) -> None:
+    """Each node gets its copy before the ranks; the results are copied although a rank failed."""
+    lab.write(
+        """\
+command = ["bash", "-c", "cat $KIT_RUN_DIR/data-$SLURMD_NODENAME; exit $((RANK == 1 ? 9 : 0))"]
+shape = "srun"
+[per_node]
+lines = ["echo copied to $SLURMD_NODENAME >$KIT_RUN_DIR/data-$SLURMD_NODENAME"]
+[after]
+lines = ["echo the run ended with $KIT_EXIT_CODE, $(ls $KIT_RUN_DIR/data-* | wc -l) copies"]
+[resources]
+nodes = 2
+ranks_per_node = 1
+"""
+    )
+    run = lab.run("--no-container")
+    assert run.done.returncode == 9, run.log("batch")
+    for rank, node in enumerate(lab.cluster.nodes[:2]):
+        assert f"copied to {node.name}" in run.log(f"rank-{rank}")
+    assert run.log("after").strip() == "the run ended with 9, 2 copies"
+
+
 # torchrun as far as this needs it: no torch is outside the container.
 TORCHRUN = """\
 #!/usr/bin/python3

@@ -681,6 +681,17 @@ local_ranks_filter = []
 [once]
 lines = []
 container = true
+timeout_s = 0
+
+[per_node]
+lines = []
+container = true
+timeout_s = 0
+
+[after]
+lines = []
+container = true
+timeout_s = 600
 
 [secrets]
 env = []

@@ -204,14 +204,13 @@ readonly -a KIT_ONCE_ARGV=(
     --job-name=kit-once
     --overlap
     --mem=0
-    --nodes=1
-    --ntasks=1
     --ntasks-per-node=1
     --cpus-per-task=1
     --mpi=none
     --export=ALL
     --output=/shared/runs/digits-1/logs/once.log
     --open-mode=append
+    --kill-on-bad-exit=1
     --container-image=/lustre/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
     --container-mounts=/shared/runs/digits-1:/kit/run,/home/ada/project/examples/ddp:/workspace,/local/kit-ada:/kit/cache,/shared/runs/digits-1/bin:/kit/run/bin:ro,/shared/runs/digits-1/lib:/kit/run/lib:ro
     --container-workdir=/workspace

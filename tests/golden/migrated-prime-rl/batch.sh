@@ -176,14 +176,13 @@ readonly -a KIT_ONCE_ARGV=(
     --job-name=kit-once
     --overlap
     --mem=0
-    --nodes=1
-    --ntasks=1
     --ntasks-per-node=1
     --cpus-per-task=1
     --mpi=none
     --export=ALL
     --output=/shared/runs/digits-1/logs/once.log
     --open-mode=append
+    --kill-on-bad-exit=1
     /shared/runs/digits-1/bin/once.sh
     /home/ada/project/examples/ddp
     ''
