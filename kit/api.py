@@ -25,7 +25,7 @@ from kit.runs import metrics as reported
 from kit.runs import rerun as repeating
 from kit.runs import submit as one_run
 from kit.runs.cancel import cancel
-from kit.runs.manifest import Manifest, read
+from kit.runs.manifest import IN_PYTHON, Manifest, read
 from kit.runs.prepare_run import Prepared
 from kit.runs.status import Status
 from kit.spec.job import Job
@@ -36,9 +36,6 @@ from kit.sweeps import submit as sending
 from kit.sweeps.results import Results, gather
 from kit.sweeps.run_metrics_cache import Reduce, metrics_of
 from kit.workflow import dependencies
-
-# The name of a job made in Python, in faults.
-_IN_PYTHON = "Job(...)"
 
 
 @dataclass(frozen=True)
@@ -200,6 +197,6 @@ def _sources(job: Job | str | Path, cluster: str | None, overrides: Sequence[str
     if isinstance(job, Job):
         here = (folder or Path.cwd()).resolve()
         written = job.model_dump(mode="json", exclude_unset=True)
-        return config.job_of(written, here / _IN_PYTHON, cluster=cluster, overrides=overrides)
+        return config.job_of(written, here / IN_PYTHON, cluster=cluster, overrides=overrides)
     path = Path(job)
     return config.read_job(config.job_path(path), cluster=cluster, overrides=overrides)

@@ -42,8 +42,10 @@ HARMLESS = {"help", "metavar", "show_default", "autocompletion", "param_decls", 
 def table() -> dict[str, Any]:
     """Command -> arguments and options, for the groups Jobs and Runs. A command with another kind of argument is left out."""
     made = {}
-    for name, place in (GROUPS["Jobs"] | GROUPS["Runs"]).items():
+    for name, place in (GROUPS["Daily"] | GROUPS["Jobs"] | GROUPS["Runs"]).items():
         module, _, function = place.partition(".")
+        if function == "app":
+            continue
         arguments: list[Any] = []
         options: dict[str, Any] = {}
         if _read(getattr(import_module(f"kit.cli.{module}"), function), arguments, options):

@@ -103,8 +103,8 @@ def _commands() -> str:
     group: Any = typer.main.get_command(app)
     text = get_docs_for_click(obj=group, ctx=_context("kit", group), name="kit")
     # Its list of commands truncates the lines; the groups below have them complete.
-    head, _, rest = text.partition("## `kit init`")
-    rest = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+", "", f"## `kit init`{rest}")
+    head, _, rest = text.partition("## `kit run`")
+    rest = re.sub(r"\*\*Commands\*\*:\n\n(\* .*\n)+", "", f"## `kit run`{rest}")
     head = head.partition("**Commands**")[0].replace("# `kit`", "# Commands")
     # The usage lines are not blocks to run.
     text = re.sub(r"```console\n\$ (.*)\n```", r"    \1", head + _by_group(group) + rest)

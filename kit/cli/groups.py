@@ -5,29 +5,34 @@ from __future__ import annotations
 # Each command by its group and name, as module of this package and function there. A name with `app` is a noun with commands of its
 # own.
 GROUPS = {
-    "Jobs": {
+    "Daily": {
+        "run": "run.run",
         "init": "init.init",
-        "render": "render.render",
         "submit": "submit.submit",
+        "status": "runs.status",
+        "logs": "logs_tmux.logs",
+        "why": "why.why",
+        "top": "top.top",
+        "cancel": "runs.cancel",
+        "resume": "runs.resume",
+        "results": "results.results",
+        "build-image": "build_import.build_image",
+        "cluster": "cluster.app",
+    },
+    "Jobs": {
+        "render": "render.render",
         "sweep": "sweep.sweep",
         "when": "when.when",
         "shell": "shell.shell",
     },
     "Runs": {
         "runs": "runs.runs",
-        "status": "runs.status",
-        "why": "why.why",
         "diff": "diff.diff",
         "bisect": "bisect.bisect",
-        "top": "top.top",
         "stacks": "stacks.stacks",
         "time": "time.time",
         "report": "report.report",
         "watch": "watch.watch",
-        "logs": "logs_tmux.logs",
-        "results": "results.results",
-        "cancel": "runs.cancel",
-        "resume": "runs.resume",
         "rerun": "rerun.rerun",
         "export": "export_import.export",
         "import": "export_import.import_",
@@ -38,7 +43,6 @@ GROUPS = {
         "prune-snapshots": "snapshots.prune_snapshots",
     },
     "Images": {
-        "build-image": "build_import.build_image",
         "import-image": "build_import.import_image",
         "images": "images.images",
         "verify-image": "images.verify_image",
@@ -47,7 +51,6 @@ GROUPS = {
         "diff-images": "images.diff_images",
     },
     "Clusters": {
-        "cluster": "cluster.app",
         "nodes": "nodes.nodes",
         "trust": "trust.trust",
     },

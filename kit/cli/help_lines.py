@@ -7,6 +7,7 @@ them with the docstrings.
 from __future__ import annotations
 
 HELP_LINES = {
+    "run": "Run a program without a job file, as 'kit submit --follow' would with the job of 'kit init', and follow it to its end.",
     "init": (
         "Write a first job file that runs your program or the launcher's example. "
         "On a terminal, kit asks for missing values."

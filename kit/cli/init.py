@@ -85,7 +85,9 @@ def init(
     script = script or (first_job.own_program(folder) if launcher is None else None)
     if sys.stdin.isatty() and sys.stderr.isatty():
         script = _asked_script(script)
-        image = image or typer.prompt("Image of containers/", default=_image_for(folder, script, project), err=True)
+        image = image or typer.prompt(
+            "Image of containers/", default=first_job.image_for(folder, script, project), err=True
+        )
         cluster = cluster or typer.prompt("Cluster of clusters/", default=default, err=True)
     starts = data_folders.find(
         "launchers", launcher or "ddp", project_dir=project, asked_by="--launcher", key="launcher"
@@ -94,19 +96,11 @@ def init(
         folder=folder,
         script=script,
         launcher=starts,
-        image=image or _image_for(folder, script, project),
+        image=image or first_job.image_for(folder, script, project),
         cluster=config.cluster_entry(cluster, project),
     )
     _write_checked(path, asked, cluster)
     _say_next(folder, asked.image, cluster or default)
-
-
-def _image_for(folder: Path, script: Path | None, project: Path) -> str:
-    """The name of the default image: train-cpu if it has all packages that the folder names, else one of the folder's own."""
-    from kit.workflow import first_job, own_packages
-
-    needs = own_packages.read(folder) if script is not None else None
-    return own_packages.name_for(needs, first_job.job_name(folder), project) if needs else own_packages.BASE
 
 
 def _write_checked(path: Path, asked: FirstJob, cluster: str | None) -> None:
@@ -116,11 +110,7 @@ def _write_checked(path: Path, asked: FirstJob, cluster: str | None) -> None:
 
     project = data_folders.project(asked.folder)
     job = first_job.table(asked)
-    made = None
-    needs = own_packages.read(asked.folder) if asked.script is not None else None
-    # An image that was named is not made: the name may be a slip.
-    if needs and asked.image == first_job.job_name(asked.folder):
-        made = own_packages.write(needs, asked.image, project)
+    made = first_job.write_image(asked, _say)
     try:
         _write_if_planned(path, first_job.text_of(job), cluster)
     except BaseException:
@@ -128,12 +118,6 @@ def _write_checked(path: Path, asked: FirstJob, cluster: str | None) -> None:
             own_packages.remove(made)
         raise
     print(path)
-    if made is not None and needs is not None:
-        print(f"{made}: the packages of {needs.source}", file=sys.stderr)
-        for line in needs.left:
-            print(
-                f"kit: warning: {needs.source}: {line!r} is not in the image: no package by its name", file=sys.stderr
-            )
     for one in job.get("mounts", ()):
         print(f"{one['source']}/ is mounted at {one['target']}, read-only", file=sys.stderr)
     if lines := first_job.ignore_outputs(project):
@@ -151,6 +135,10 @@ def _write_image(name: str | None, base: str, packages: list[str], project: Path
         )
     print(first_image.write(name, base=base, packages=packages, project=project))
     print(f"next: kit build-image {name}", file=sys.stderr)
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr)
 
 
 def _asked_script(found: Path | None) -> Path | None:

@@ -81,7 +81,7 @@ def submit(
         raise UsageError(
             f"--debug, --follow and --after do not work for a job {kind}", hint=f"--wait waits for {those}"
         )
-    folders = _submit(asked, after or [], as_json=as_json, say_how=not follow)
+    folders = submit_asked(asked, after or [], as_json=as_json, say_how=not follow)
     if follow:
         follow_run(folders[0])
         return
@@ -89,7 +89,7 @@ def submit(
         wait_run(folder)
 
 
-def _submit(asked: Asked, after: list[str], *, as_json: bool, say_how: bool) -> list[Path]:
+def submit_asked(asked: Asked, after: list[str], *, as_json: bool, say_how: bool) -> list[Path]:
     """Submit what a job file asks for. Returns the run folders."""
     from kit.runs.prepare_run import Prepared
 

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 _Model = TypeVar("_Model", bound=Model)
 
+# The name in place of a job file's, in faults and in the record, for a job of `kit run` and for one made in Python.
+BY_KIT_RUN, IN_PYTHON = "kit run", "Job(...)"
 # The newest version of the file's form that this kit understands.
 _VERSION = 1
 

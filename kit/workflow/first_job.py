@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit import config
+from kit import config, data_folders
 from kit.allocation import minutes
 from kit.data_folders import Entry
 from kit.errors import UsageError
+from kit.runs.manifest import BY_KIT_RUN
 from kit.slurm import embedded
 from kit.slurm.embedded import gpus
 from kit.spec.cluster import Cluster
 from kit.spec.launcher import Launcher
+from kit.workflow import own_packages
 
 HEAD = "# `kit render` shows what this becomes, `kit submit --follow` runs it. All keys: `kit schema job`, docs/guides/jobs.md.\n"
 # Folders that hold data by their name. In the job's folder they would be copied at each submit, so they are mounted.
@@ -40,8 +44,35 @@ class FirstJob:
     containers: bool = True
 
 
-def table(asked: FirstJob) -> dict[str, Any]:
-    """The job's table. UsageError for a script that is not there."""
+def folder_of(script: Path) -> tuple[Path, Path]:
+    """The job's folder for a program, and the program's path in it: the working folder, unless the program is elsewhere."""
+    here, found = Path.cwd(), Path(os.path.normpath(Path.cwd() / script))
+    folder = here if found.is_relative_to(here) else found.parent
+    return folder, found.relative_to(folder)
+
+
+def image_for(folder: Path, script: Path | None, project: Path) -> str:
+    """The name of the default image: train-cpu if it has all packages that the folder names, else one of the folder's own."""
+    needs = own_packages.read(folder) if script is not None else None
+    return own_packages.name_for(needs, job_name(folder), project) if needs else own_packages.BASE
+
+
+def write_image(asked: FirstJob, say: Callable[[str], None]) -> Path | None:
+    """Write the folder of the image with the program's packages, and say what it cannot take; None if no image is needed."""
+    needs = own_packages.read(asked.folder) if asked.script is not None else None
+    # An image that was named is not made: the name may be a slip.
+    if needs is None or asked.image != job_name(asked.folder):
+        return None
+    made = own_packages.write(needs, asked.image, data_folders.project(asked.folder))
+    if made is not None:
+        say(f"{made}: the packages of {needs.source}")
+        for line in needs.left:
+            say(f"kit: warning: {needs.source}: {line!r} is not in the image: no package by its name")
+    return made
+
+
+def table(asked: FirstJob, resources: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The job's table. resources: keys above those that the cluster suggests. UsageError for a script that is not there."""
     if asked.script is not None and not (asked.folder / asked.script).is_file():
         problem = f"{asked.script}: no such file in {asked.folder.resolve()}"
         raise UsageError(problem, hint="name your program's file")
@@ -55,7 +86,30 @@ def table(asked: FirstJob) -> dict[str, Any]:
         job["args"] = ["--epochs", "12"]
     if mounts := data_mounts(asked.folder) if asked.containers and asked.script is not None else []:
         job["mounts"] = mounts
-    return {**job, "resources": _resources(asked, starts)}
+    if not asked.containers:
+        del job["image"]
+        # Ranks do not have the PATH of this shell.
+        if venv := os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX"):
+            job["python"] = f"{venv}/bin/python"
+    return {**job, "resources": {**_resources(asked, starts), **(resources or {})}}
+
+
+def with_overrides(job: dict[str, Any], overrides: Sequence[str], folder: Path, cluster: str | None) -> dict[str, Any]:
+    """The table with the keys of --set in it, as a job file has them. ConfigError with all faults of the job."""
+    made = config.job_of(job, folder / BY_KIT_RUN, cluster=cluster, overrides=overrides).resolve()
+    taken = made.job.model_dump(mode="json")
+    for text in overrides:
+        # A value such as 1 is text where the key takes text; a file has to say that.
+        found: Any = taken
+        table, path = config.parse_overrides([text]), text.partition("=")[0].strip().split(".")
+        for part in path:
+            found = found.get(part) if isinstance(found, dict) else None
+        if isinstance(found, str):
+            table = {path[-1]: found}
+            for part in reversed(path[:-1]):
+                table = {part: table}
+        job = config.merge(job, table)
+    return job
 
 
 def job_name(folder: Path) -> str:
@@ -90,7 +144,7 @@ def text_of(job: dict[str, Any]) -> str:
 
 def _inline(mount: dict[str, Any]) -> str:
     # A JSON string or list of strings is one of TOML, too.
-    return f"{{ {', '.join(f'{key} = {json.dumps(value)}' for key, value in mount.items())} }}"
+    return f"{{ {', '.join(f'{key} = {json.dumps(value, ensure_ascii=False)}' for key, value in mount.items())} }}"
 
 
 def ignore_outputs(project: Path) -> list[str]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from kit import config, data_folders
 from kit.images import image_lock
@@ -50,6 +51,13 @@ def lacking(name: str, store: Path, project: Path) -> bool:
         return True
     lock = image_lock.read(place)
     return lock.source == "build" and not store_files.path(store, lock.sha256).is_file()
+
+
+def unbuilt(job: Mapping[str, Any], place: JobPlace) -> str:
+    """The name of the job's image if it has to be built first; else empty, also for a reference and for an unknown name."""
+    name = job.get("image")
+    known = isinstance(name, str) and name in data_folders.names("containers", project_dir=place.project)
+    return str(name) if known and lacking(str(name), place.store(), place.project) else ""
 
 
 def images(jobs: Iterable[Prepared]) -> dict[str, Path]:

@@ -21,6 +21,18 @@ nodes = 1
 gpus_per_node = 1
 """
 PROGRAM = "print('trained')\n"
+# Rank 0 fails once rank 1 has ended: the end of a failed rank would end the other before it prints.
+FAILS_LAST = """
+import os, pathlib, sys, time
+print(os.environ["RANK"], sys.argv[1:], flush=True)
+ended = pathlib.Path(os.environ["KIT_RUN_DIR"], "ended")
+if os.environ["RANK"] == "1":
+    ended.touch()
+    sys.exit()
+while not ended.exists():
+    time.sleep(0.1)
+sys.exit(9)
+"""
 
 
 def written(folder: Path) -> dict[str, str]:
@@ -79,3 +91,19 @@ def test_a_refused_submit_leaves_no_folder(lab: Lab) -> None:
     lab.write(f"{JOB}[slurm]\noutput = 'never/%j.out'\npartition = 'nowhere'\n", PROGRAM)
     assert lab.kit("submit", "-c", lab.cluster.name, check=False).returncode == 6
     assert not (lab.project / "never").exists()
+
+
+def test_kit_run_without_a_job_file(lab: Lab) -> None:
+    """The program's own exit code, its words, and the file that repeats it."""
+    (lab.project / "job.toml").unlink(missing_ok=True)
+    (lab.project / "fit.py").write_text(FAILS_LAST)
+    words = ["run", "fit.py", "-c", lab.cluster.name, "--no-container", "--launcher", "srun", "--save", "job.toml"]
+    shape = ["--nodes", "2", "--gpus", "1", "--set", 'python="/usr/bin/python3"']
+    done = lab.kit(*words, *shape, "--", "--lr", "0.1", check=False)
+    assert done.returncode == 9, done.stderr
+    assert "rank-0 | 0 ['--lr', '0.1']" in done.stdout
+    assert "rank-1 | 1 ['--lr', '0.1']" in done.stdout
+    line = f"kit submit -c {lab.cluster.name} --no-container --follow"
+    assert f"job.toml has what was used: '{line}' repeats it" in done.stderr
+    shown = lab.kit(*line.removeprefix("kit ").removesuffix(" --follow").split(), "--dry-run")
+    assert "--nodes=2" in shown.stdout
