@@ -31,6 +31,7 @@ export SLURM_JOB_NAME=interactive SLURM_NTASKS=1 SLURM_NPROCS=1 SLURM_NTASKS_PER
 export RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 NODE_RANK=0 KIT_NNODES=1 KIT_RANKS_PER_NODE=1
 export MASTER_ADDR=127.0.0.1 MASTER_PORT="$((20000 + ${SLURM_JOB_ID:-0} % 10000))"
 cache_folders::point_at "${KIT_SHELL_CACHE:-/kit/cache}" "${KIT_IMAGE_SHORT}"
+tools::home "${KIT_SHELL_CACHE:-/kit/cache}"
 if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
     # shellcheck source=/dev/null
     source "${KIT_RUN_DIR}/.secrets"

@@ -4,6 +4,18 @@
 
 readonly tools_missing=69
 
+# tools::home CACHE: sets a HOME that can be written, where the user's own cannot: in a read-only container, Jupyter, editors and shells
+# would fail on their first file. It is in the cache folder of the node, so settings are there the next time.
+tools::home() {
+    local home="$1/home"
+    [[ ! -w "${HOME:-/nonexistent}" ]] || return 0
+    # Files of a HOME are executed: see cache_folders::point_at.
+    if ! mkdir -p -m 700 -- "${home}" 2>/dev/null || [[ ! -O "${home}" || ! -w "${home}" || -L "${home}" || ! -O "$1" ]]; then
+        home="$(mktemp --directory --tmpdir kit-home-XXXXXXXX)"
+    fi
+    export HOME="${home}"
+}
+
 # tools::serve NAME PORT
 tools::serve() {
     local -r name="$1" port="$2"

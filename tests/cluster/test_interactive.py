@@ -100,6 +100,9 @@ def test_shell_beside_a_run(lab: Lab, runtime_of: Callable[[str], list[str]], ru
         screen.expect("shell in the job's container")
         screen.type("echo [$MY_OWN] [$SLURMD_NODENAME] [$(ls $KIT_RUN_DIR/up-* | wc -l)]\n")
         screen.expect(rf"\[of the job\] \[{second}\] \[4\]")
+        # The image is read-only, and so is the HOME of its user.
+        screen.type("touch $HOME/.kit-probe && echo [kept $((40 + 2))]; rm $HOME/.kit-probe\n")
+        screen.expect(r"\[kept 42\]")
         # Ctrl-C is the shell's own here, and none of the job's business.
         screen.type("sleep 60\n")
         time.sleep(0.5)

@@ -161,6 +161,22 @@ def test_caches_are_below_the_folder_of_the_node(tmp_path: Path) -> None:
     assert caches(tmp_path / "a" / "b", HF_HOME="/mine")["HF_HOME"] == "/mine", "the job's own stands"
 
 
+def test_what_runs_beside_the_program_has_a_home_that_it_can_write(tmp_path: Path) -> None:
+    """The user's own where that is possible, and no folder through a link of somebody else."""
+
+    def home(own: Path) -> Path:
+        (said,) = bash(f"tools::home '{tmp_path}/cache'; echo $HOME", "tools", HOME=str(own), TMPDIR=str(tmp_path))
+        return Path(said)
+
+    assert home(tmp_path) == tmp_path
+    made = home(tmp_path / "none")
+    assert made == tmp_path / "cache" / "home"
+    assert made.stat().st_mode & 0o777 == 0o700
+    made.rmdir()
+    made.symlink_to(tmp_path)
+    assert home(tmp_path / "none").name.startswith("kit-home-")
+
+
 def test_compiled_code_belongs_to_its_image(tmp_path: Path) -> None:
     """One image must not load what another's PyTorch has compiled; downloads are the same for all."""
     one, two = caches(tmp_path, "aaa"), caches(tmp_path, "bbb")
