@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test training foreign gpu-check own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs lock bench bench-when bench-forecast release submit clean
+.PHONY: help setup demo test unit training foreign gpu-check own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs lock bench bench-when bench-forecast release submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -26,6 +26,9 @@ test: ## set-up, then all tests, on a real Slurm and a real Docker Engine; skips
 	@scripts/setup.sh --with-tests
 	@$(if $(ARGS),,KIT_OUTCOMES=tests) $(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 20 --durations-min 5 $(ARGS)
 	@$(if $(ARGS),,$(PY) -m tests.rows)
+
+unit: ## the unit tests, which need .venv and nothing else; ARGS="-k name" runs some
+	@$(PY) -m pytest --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder tests/unit $(ARGS)
 
 training: setup ## all of tests/training, in .train-venv with the frameworks; ARGS="-m smoke": every program once, as CI does
 	@scripts/training.sh $(or $(ARGS),-m "smoke or not smoke")

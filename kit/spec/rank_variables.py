@@ -24,6 +24,7 @@ OF_THE_RUN: Mapping[str, str] = {
     "KIT_SEED": "the same seed for all ranks: `seed` of the job, or a random number that the submit draws and records",
     "KIT_NNODES": "number of nodes of the role",
     "KIT_RANKS_PER_NODE": "number of ranks on each node of the role",
+    "KIT_WORLD_SIZE": "WORLD_SIZE as the rank got it; a launcher that the program starts changes only WORLD_SIZE",
     "KIT_ROLE": "name of the rank's role; not set in a job without roles",
     "KIT_ROLE_NAME_ADDR": "address of the first node of the role NAME; in NAME and PORT, letters are upper case and `-` is `_`",
     "KIT_ROLE_NAME_NODES": "addresses of all nodes of the role NAME",

@@ -87,7 +87,8 @@ main() {
     local signalled=""
     trap 'signalled=1' TERM USR1 USR2 HUP INT
     # signal.sh finds the program by this variable: the program is the child of this shell, and processes of the program are not.
-    export KIT_RANK_SHELL=$$
+    # kit_rank compares it with the world in which the program's processes meet, which a launcher inside the rank may have changed.
+    export KIT_RANK_SHELL=$$ KIT_WORLD_SIZE="${WORLD_SIZE}"
     # For kit_rank. It comes after all that set-up lines put there.
     export PYTHONPATH="${PYTHONPATH:+${PYTHONPATH}:}${KIT_RUN_DIR}/lib"
     local -i code=0

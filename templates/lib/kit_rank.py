@@ -108,6 +108,8 @@ class Progress:
         self._step, self._phase = int(done), "compute"
         if self._recorder is None and "torch.distributed" in sys.modules and self._handle is not None:
             self._recorder = _recorder(f"{self._folder}/recorder.{self._name.replace('@', '.')}")
+            if self._recorder is not None:
+                _refuse_other_world()
         self._tell()
 
     @contextmanager
@@ -221,6 +223,28 @@ def _recorder(path):
         return kit_recorder.answer_at(path)
     except Exception:  # noqa: BLE001 - a failed report must not end a rank
         return False
+
+
+def _refuse_other_world():
+    """RuntimeError if a launcher inside the rank has made this process one of a smaller world than the run's.
+
+    Each rank's launcher begins a training of its own, and each would end well. rank.sh sets KIT_WORLD_SIZE; such a launcher sets
+    WORLD_SIZE and GROUP_WORLD_SIZE. One that joins those of the other ranks has at least as many ranks and nodes as planned.
+    """
+    import torch.distributed as dist  # noqa: PLC0415
+
+    planned, nodes = (os.environ.get(name, "") for name in ("KIT_WORLD_SIZE", "KIT_NNODES"))
+    said, groups = (os.environ.get(name, "") for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE"))
+    if not (planned.isdigit() and nodes.isdigit() and said.isdigit() and dist.is_available() and dist.is_initialized()):
+        return
+    # A program that chooses a world of its own does not change the variable, and Ray gives its workers theirs.
+    if dist.get_world_size() != int(said) or "ray" in sys.modules:
+        return
+    if int(said) < int(planned) or (groups.isdigit() and int(groups) < int(nodes)):
+        raise RuntimeError(
+            f"this process trains in a world of {said}, and the run has {planned} ranks on {nodes} nodes: "
+            "a launcher inside the rank began a training of its own. Start the program without it, or give it rendezvous options"
+        )
 
 
 def _folder():

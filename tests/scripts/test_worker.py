@@ -63,6 +63,7 @@ def test_ranks_are_slurms_own_whatever_the_distribution(tmp_path: Path) -> None:
     _, env, _ = rank(tmp_path)
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "KIT_NNODES", "KIT_RANKS_PER_NODE")
     assert [env[name] for name in names] == ["2", "4", "1", "2", "0", "2", "2"]
+    assert env["KIT_WORLD_SIZE"] == "4"
     assert (env["MASTER_ADDR"], env["MASTER_PORT"]) == ("10.0.0.1", "20077")
 
 
