@@ -43,6 +43,15 @@ Overrides = Annotated[
 ]
 
 
+Point = Annotated[
+    int | None,
+    typer.Option(
+        "--point", metavar="N", min=0, help="One point of the job's sweep, by its number in 'kit sweep --dry-run'."
+    ),
+]
+Base = Annotated[bool, typer.Option("--base", help="The job without its sweep.")]
+
+
 def _after(kinds: str, more: str = "Repeatable.") -> Any:
     return typer.Option(
         "--after",

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from kit.cli import choose_cluster
-from kit.cli.job_options import ClusterChoice, Containers, JobFile, Overrides
+from kit.cli.job_options import Base, ClusterChoice, Containers, JobFile, Overrides, Point
 from kit.cli.submit_messages import show_arguments, show_warnings
 from kit.cli.typer_later import typer
 from kit.errors import UsageError
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from kit.planning.plan import Plan
     from kit.runs.prepare_run import Prepared
     from kit.runs.two_clusters import TwoRuns
+    from kit.sweeps.one_job import Part
     from kit.workflow.stages import PreparedStage
 
     # One job, the stages of a job with [stages], or a training over two clusters.
@@ -42,31 +43,42 @@ def render(
             "--plain", help="Print one sbatch file that needs nothing of the kit, for a job with one program."
         ),
     ] = False,
+    point: Point = None,
+    base: Base = False,
 ) -> None:
     """Show the files that a submit would write and the command that it would run. Nothing is submitted."""
     from kit.cli import kept_render
 
     overrides = list(set_ or [])
+    part = part_of(point, base=base)
+
+    def planned() -> Asked:
+        return prepare_asked(job, cluster, overrides=overrides, containers=containers, part=part)
+
     if plain:
-        _render_plain(job, cluster, overrides, output, containers=containers, as_json=as_json)
+        _render_plain(planned(), job, output, as_json=as_json)
         return
 
     def made() -> Drawn | None:
-        return _planned_and_printed(job, cluster, overrides, output, containers=containers, as_json=as_json)
+        return _planned_and_printed(planned, output, as_json=as_json)
 
     if output is not None:
         made()
         return
-    kept_render.answer([str(job), cluster, containers, overrides, as_json], made)
+    kept_render.answer([str(job), cluster, containers, overrides, as_json, part], made)
 
 
-def _render_plain(
-    job: Path, cluster: str | None, overrides: list[str], output: Path | None, *, containers: bool, as_json: bool
-) -> None:
+def part_of(point: int | None, *, base: bool) -> Part | None:
+    """The part of a sweep that the options name; None for the whole job."""
+    if base and point is not None:
+        raise UsageError("--point and --base cannot be used together", hint="--base is the job without the sweep")
+    return "base" if base else point
+
+
+def _render_plain(asked: Asked, job: Path, output: Path | None, *, as_json: bool) -> None:
     from kit.planning.plain_file import plain_script
     from kit.runs.prepare_run import Prepared
 
-    asked = prepare_asked(job, cluster, overrides=overrides, containers=containers)
     if not isinstance(asked, Prepared):
         raise UsageError("--plain writes the file of one job, and this one has several", hint=f"kit render {job}")
     text, name = plain_script(asked.plan.decisions), f"{asked.plan.job.name}.sbatch"
@@ -80,14 +92,12 @@ def _render_plain(
         print(text, end="")
 
 
-def _planned_and_printed(
-    job: Path, cluster: str | None, overrides: list[str], output: Path | None, *, containers: bool, as_json: bool
-) -> Drawn | None:
+def _planned_and_printed(planned: Callable[[], Asked], output: Path | None, *, as_json: bool) -> Drawn | None:
     """Returns what is random in the text; None for several jobs."""
     from kit.cli.kept_render import Drawn
     from kit.runs.prepare_run import Prepared
 
-    asked = prepare_asked(job, cluster, overrides=overrides, containers=containers)
+    asked = planned()
     render_asked(asked, output, as_json=as_json)
     if not isinstance(asked, Prepared):
         return None
@@ -95,18 +105,41 @@ def _planned_and_printed(
 
 
 def prepare_asked(
-    job: Path, cluster: str | None, *, overrides: list[str], containers: bool, debug: bool = False
+    job: Path,
+    cluster: str | None,
+    *,
+    overrides: list[str],
+    containers: bool,
+    debug: bool = False,
+    part: Part | None = None,
 ) -> Asked:
-    """Plan what a job file asks for, and print the warnings. debug: not used for a job on two clusters."""
+    """Plan what a job file asks for, and print the warnings. debug: not used for a job on two clusters. part: of its sweep."""
     from kit.workflow import stages
 
-    asked: Asked | None = _pair(job, cluster, overrides=overrides, containers=containers)
+    if part is not None:
+        asked: Asked | None = _part(job, cluster, part, overrides=overrides, containers=containers, debug=debug)
+    else:
+        asked = _pair(job, cluster, overrides=overrides, containers=containers)
     if asked is None:
         cluster = choose_cluster.chosen(job, cluster, overrides=overrides, containers=containers)
         asked = stages.prepare_job(job, cluster=cluster, overrides=overrides, containers=containers, debug=debug)
     show_arguments(jobs_of(asked))
     show_warnings(jobs_of(asked))
     return asked
+
+
+def _part(
+    job: Path, cluster: str | None, part: Part, *, overrides: list[str], containers: bool, debug: bool
+) -> Prepared:
+    """One point of a sweep, or the job without it."""
+    from kit import config
+    from kit.sweeps import one_job
+
+    if cluster == choose_cluster.ANY or "," in (cluster or ""):
+        raise UsageError("--point and --base need the name of one cluster", hint="--cluster local")
+    return one_job.prepare(
+        config.job_path(job), part, cluster=cluster, overrides=overrides, containers=containers, debug=debug
+    )
 
 
 def _pair(job: Path, cluster: str | None, *, overrides: list[str], containers: bool) -> TwoRuns | None:

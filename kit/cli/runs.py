@@ -138,7 +138,7 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False)
     facts["not watched"] = ", ".join(
         f"{node}: {owner} has made the folder of its reports" for node, owner in unwatched.items()
     )
-    facts["arguments"] = next((layer.name for layer in one.manifest.set_by if layer.kind == "words"), None)
+    facts["arguments"] = run_facts.arguments(one.run_dir)
     facts["quorum"] = f"{quorum}, {quorum.time}" if quorum else None
     facts["partner"] = _partner(one)
     width = max(map(len, facts))

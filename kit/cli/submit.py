@@ -9,9 +9,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from kit.cli.job_options import After, ClusterChoice, Containers, Follow, JobFile, Overrides, Wait, Yes
+from kit.cli.job_options import After, Base, ClusterChoice, Containers, Follow, JobFile, Overrides, Point, Wait, Yes
 from kit.cli.json_options import ManifestJson
-from kit.cli.render import jobs_of, prepare_asked, render_asked
+from kit.cli.render import jobs_of, part_of, prepare_asked, render_asked
 from kit.cli.submit_messages import after_an_interrupt, announced, following, outlooks, show_advice, show_outlook
 from kit.cli.typer_later import typer
 
@@ -45,6 +45,8 @@ def submit(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="With --dry-run: write the files to this folder.")
     ] = None,
+    point: Point = None,
+    base: Base = False,
     yes: Yes = False,
     as_json: ManifestJson = False,
 ) -> None:
@@ -69,8 +71,10 @@ def submit(
         )
     overrides = with_keys(set_ or [], ["debug=true"] if is_true(os.environ.get("DEBUG", "")) else [])
 
+    part = part_of(point, base=base)
+
     def planned() -> Asked:
-        return prepare_asked(job, cluster, overrides=overrides, containers=containers, debug=debug)
+        return prepare_asked(job, cluster, overrides=overrides, containers=containers, debug=debug, part=part)
 
     if dry_run:
         render_asked(planned(), output, as_json=as_json)

@@ -95,8 +95,15 @@ def prepare_sources(
     if resolved.job.sweep is not None:
         raise UsageError(
             f"{resolved.job_file}: it has a [sweep], and this command takes a single job",
-            hint="'kit sweep' plans and submits its points",
+            hint="'kit sweep' submits its points; 'kit submit --base' the job without it, and 'kit submit --point 0' one point",
         )
+    return prepare_single(resolved, sources.job_file, containers=containers, debug=debug, now=now)
+
+
+def prepare_single(
+    resolved: Resolved, job_file: Path, *, containers: bool = True, debug: bool = False, now: datetime | None = None
+) -> Prepared:
+    """Plan a resolved job without sweep and stages."""
     if resolved.job.stages:
         raise UsageError(
             f"{resolved.job_file}: it has [stages], and this command takes a single job",
@@ -104,7 +111,7 @@ def prepare_sources(
         )
     if debug:
         resolved = replace(resolved, job=_for_debugging(resolved.job))
-    return prepare_resolved(resolved, sources.job_file, containers=containers, now=now)
+    return prepare_resolved(resolved, job_file, containers=containers, now=now)
 
 
 def prepare_resolved(

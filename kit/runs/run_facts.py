@@ -108,6 +108,18 @@ def read(run_dir: Path) -> Facts:
     )
 
 
+def arguments(run_dir: Path) -> str | None:
+    """The words of the command line that changed the program's arguments, as they were typed; None without them.
+
+    The manifest is read as JSON: the cached facts do not have them, and its model takes longer than the rest of `kit status`.
+    """
+    try:
+        layers = json.loads(untrusted_files.read_bytes(run_dir / _MANIFEST)).get("set_by", ())
+        return next((str(one["name"]) for one in layers if one["kind"] == "words"), None)
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return None
+
+
 def with_events(one: Facts, run_dir: Path) -> Facts:
     """The facts of a run with an unchanged manifest, and with the events that its folder has now."""
     return replace(one, **_of_events(events(run_dir)) | ({"started": ()} if one.imported else {}))

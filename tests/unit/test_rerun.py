@@ -18,7 +18,7 @@ from kit import config, data_folders, shell, untrusted_files
 from kit.comparison import keys
 from kit.errors import ConfigError, KitError, LockError, RunError
 from kit.planning.plan import Plan
-from kit.runs import checkpoint_steps, folder, manifest, prepare_run, rerun, submit, workspace
+from kit.runs import checkpoint_steps, folder, manifest, prepare_run, rerun, run_facts, submit, workspace
 from kit.runs.manifest import Manifest
 from kit.runs.prepare_run import Prepared
 from kit.spec.run_paths import RunPaths
@@ -165,6 +165,7 @@ def test_words_of_the_command_line_are_a_layer_that_a_rerun_keeps(run: Path) -> 
     first = written(rerun.prepare(run, overrides=["--", "b", "--lr", "2"]))
     record = recorded(first)
     assert record.layer_of("args") == SetBy(kind="words", name="-- b --lr 2", keys=("args",))
+    assert (run_facts.arguments(first), run_facts.arguments(run)) == ("-- b --lr 2", None)
     again = rerun.prepare(first)
     assert again.plan.job.args == ("a", "b", "--lr", "2")
     assert recorded(written(again)).layer_of("args") == record.layer_of("args")
