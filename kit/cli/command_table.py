@@ -23,22 +23,6 @@ COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
             "--pip": ("pip", "text", True, ""),
         },
     ),
-    "render": (
-        (
-            ("job", "path", False, ""),
-        ),
-        {
-            "--cluster": ("cluster", "text", False, "clusters"),
-            "-c": ("cluster", "text", False, "clusters"),
-            "--container": ("containers", "on", False, ""),
-            "--no-container": ("containers", "off", False, ""),
-            "--set": ("set_", "text", True, "job_keys"),
-            "--output": ("output", "path", False, ""),
-            "-o": ("output", "path", False, ""),
-            "--json": ("as_json", "on", False, ""),
-            "--plain": ("plain", "on", False, ""),
-        },
-    ),
     "submit": (
         (
             ("job", "path", False, ""),
@@ -57,9 +41,112 @@ COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
             "--dry-run": ("dry_run", "on", False, ""),
             "--output": ("output", "path", False, ""),
             "-o": ("output", "path", False, ""),
+            "--point": ("point", "number", False, ""),
+            "--base": ("base", "on", False, ""),
             "--yes": ("yes", "on", False, ""),
             "-y": ("yes", "on", False, ""),
             "--json": ("as_json", "on", False, ""),
+        },
+    ),
+    "status": (
+        (
+            ("run", "text", False, "runs"),
+        ),
+        {
+            "--runs": ("runs_dir", "path", False, ""),
+            "--json": ("as_json", "on", False, ""),
+        },
+    ),
+    "logs": (
+        (
+            ("run", "text", False, "runs"),
+            ("role", "text", False, ""),
+        ),
+        {
+            "--follow": ("follow", "on", False, ""),
+            "-f": ("follow", "on", False, ""),
+            "--rank": ("rank", "number", True, ""),
+            "-r": ("rank", "number", True, ""),
+            "--tail": ("tail", "number", False, ""),
+            "-n": ("tail", "number", False, ""),
+            "--since": ("since", "text", False, ""),
+            "--grep": ("grep", "text", False, ""),
+            "-g": ("grep", "text", False, ""),
+            "--cluster": ("cluster", "text", False, ""),
+            "-c": ("cluster", "text", False, ""),
+            "--raw": ("raw", "on", False, ""),
+            "--runs": ("runs_dir", "path", False, ""),
+            "--json": ("as_json", "on", False, ""),
+        },
+    ),
+    "why": (
+        (
+            ("run", "text", False, "runs"),
+        ),
+        {
+            "--runs": ("runs_dir", "path", False, ""),
+            "--json": ("as_json", "on", False, ""),
+        },
+    ),
+    "top": (
+        (
+            ("run", "text", False, "runs"),
+        ),
+        {
+            "--once": ("once", "on", False, ""),
+            "--runs": ("runs_dir", "path", False, ""),
+            "--json": ("as_json", "on", False, ""),
+        },
+    ),
+    "cancel": (
+        (
+            ("names", "text", True, "runs_and_sweeps"),
+        ),
+        {
+            "--runs": ("runs_dir", "path", False, ""),
+            "--json": ("as_json", "on", False, ""),
+        },
+    ),
+    "resume": (
+        (
+            ("run", "text", False, "runs"),
+        ),
+        {
+            "--wait": ("wait", "on", False, ""),
+            "--json": ("as_json", "on", False, ""),
+        },
+    ),
+    "results": (
+        (
+            ("sweep", "text", False, "sweeps"),
+        ),
+        {
+            "--metric": ("metric", "text", False, ""),
+            "-m": ("metric", "text", False, ""),
+            "--output": ("output", "path", True, ""),
+            "-o": ("output", "path", True, ""),
+            "--plot": ("plot", "path", True, ""),
+            "--x": ("x", "text", False, ""),
+            "--runs": ("runs_dir", "path", False, ""),
+            "--json": ("as_json", "on", False, ""),
+        },
+    ),
+    "render": (
+        (
+            ("job", "path", False, ""),
+        ),
+        {
+            "--cluster": ("cluster", "text", False, "clusters"),
+            "-c": ("cluster", "text", False, "clusters"),
+            "--container": ("containers", "on", False, ""),
+            "--no-container": ("containers", "off", False, ""),
+            "--set": ("set_", "text", True, "job_keys"),
+            "--output": ("output", "path", False, ""),
+            "-o": ("output", "path", False, ""),
+            "--json": ("as_json", "on", False, ""),
+            "--plain": ("plain", "on", False, ""),
+            "--point": ("point", "number", False, ""),
+            "--base": ("base", "on", False, ""),
         },
     ),
     "sweep": (
@@ -117,34 +204,6 @@ COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
             "--json": ("as_json", "on", False, ""),
         },
     ),
-    "status": (
-        (
-            ("run", "text", False, "runs"),
-        ),
-        {
-            "--runs": ("runs_dir", "path", False, ""),
-            "--json": ("as_json", "on", False, ""),
-        },
-    ),
-    "why": (
-        (
-            ("run", "text", False, "runs"),
-        ),
-        {
-            "--runs": ("runs_dir", "path", False, ""),
-            "--json": ("as_json", "on", False, ""),
-        },
-    ),
-    "top": (
-        (
-            ("run", "text", False, "runs"),
-        ),
-        {
-            "--once": ("once", "on", False, ""),
-            "--runs": ("runs_dir", "path", False, ""),
-            "--json": ("as_json", "on", False, ""),
-        },
-    ),
     "stacks": (
         (
             ("run", "text", False, "runs"),
@@ -182,61 +241,6 @@ COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
         {
             "--once": ("once", "on", False, ""),
             "--runs": ("runs_dir", "path", False, ""),
-        },
-    ),
-    "logs": (
-        (
-            ("run", "text", False, "runs"),
-            ("role", "text", False, ""),
-        ),
-        {
-            "--follow": ("follow", "on", False, ""),
-            "-f": ("follow", "on", False, ""),
-            "--rank": ("rank", "number", True, ""),
-            "-r": ("rank", "number", True, ""),
-            "--tail": ("tail", "number", False, ""),
-            "-n": ("tail", "number", False, ""),
-            "--since": ("since", "text", False, ""),
-            "--grep": ("grep", "text", False, ""),
-            "-g": ("grep", "text", False, ""),
-            "--cluster": ("cluster", "text", False, ""),
-            "-c": ("cluster", "text", False, ""),
-            "--raw": ("raw", "on", False, ""),
-            "--runs": ("runs_dir", "path", False, ""),
-            "--json": ("as_json", "on", False, ""),
-        },
-    ),
-    "results": (
-        (
-            ("sweep", "text", False, "sweeps"),
-        ),
-        {
-            "--metric": ("metric", "text", False, ""),
-            "-m": ("metric", "text", False, ""),
-            "--output": ("output", "path", True, ""),
-            "-o": ("output", "path", True, ""),
-            "--plot": ("plot", "path", True, ""),
-            "--x": ("x", "text", False, ""),
-            "--runs": ("runs_dir", "path", False, ""),
-            "--json": ("as_json", "on", False, ""),
-        },
-    ),
-    "cancel": (
-        (
-            ("names", "text", True, "runs_and_sweeps"),
-        ),
-        {
-            "--runs": ("runs_dir", "path", False, ""),
-            "--json": ("as_json", "on", False, ""),
-        },
-    ),
-    "resume": (
-        (
-            ("run", "text", False, "runs"),
-        ),
-        {
-            "--wait": ("wait", "on", False, ""),
-            "--json": ("as_json", "on", False, ""),
         },
     ),
     "tmux": (
