@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kit.cli import image_outcome
-from kit.cli.image_options import Name, OfCluster, Store, store_of
+from kit.cli import completion_candidates, image_outcome
+from kit.cli.image_options import OfCluster, Store, store_of
 from kit.cli.json_options import Json
 
 Locked = Annotated[
@@ -25,8 +27,36 @@ Fresh = Annotated[
 
 
 def build_image(
-    name: Name,
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="NAME|FOLDER",
+            help="Name of the image, which is a folder in containers/; or a folder with a Dockerfile of its own, as in "
+            "kit build-image . (write ./NAME for a folder whose name could be an image's).",
+            show_default=False,
+            autocompletion=completion_candidates.images,
+        ),
+    ] = None,
     *,
+    own_name: Annotated[
+        str, typer.Option("--name", help="Name of a folder's image in containers/.", show_default="the folder's name")
+    ] = "",
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="The folder's Dockerfile.", show_default="FOLDER/Dockerfile")
+    ] = None,
+    context: Annotated[
+        Path | None, typer.Option("--context", help="The folder that COPY copies from.", show_default="FOLDER")
+    ] = None,
+    target: Annotated[
+        str | None, typer.Option("--target", help="The stage to build.", show_default="the last one")
+    ] = None,
+    build_arg: Annotated[
+        list[str] | None, typer.Option("--build-arg", metavar="NAME=VALUE", help="A build argument; repeatable.")
+    ] = None,
+    network: Annotated[
+        str | None,
+        typer.Option(help="Network of a folder's RUN lines: none, default or host.", show_default="default"),
+    ] = None,
     store: Store = None,
     cluster: OfCluster = None,
     locked: Locked = False,
@@ -36,18 +66,63 @@ def build_image(
 ) -> None:
     """Build an image, put it into the image store as a .sqsh file, and write its lock."""
     from kit import data_folders
+    from kit.errors import UsageError
     from kit.images import build
     from kit.images.progress import Terminal
+    from kit.images.repository_image import RepositoryOptions, prepare
 
+    project = data_folders.project()
+    if name is None and not (file or context):
+        raise UsageError(
+            "no image to build", hint="kit build-image NAME, or kit build-image . for a folder's own Dockerfile"
+        )
+    if name is None or name in {".", ".."} or "/" in name:
+        wanted = RepositoryOptions(
+            name=own_name,
+            context=context or Path(name or ""),
+            file=file or (Path(name) / "Dockerfile" if name and context else None),
+            target=target,
+            network=_network(network),
+            args=_arguments(build_arg or []),
+        )
+        name = prepare(wanted, project)
+    elif own_name or file or context or target or build_arg or network:
+        raise UsageError(
+            f"{name} is an image of containers/: --name, --file, --context, --target, --build-arg and --network are for a folder",
+            hint=f"write them into [build] of its image.toml; or kit build-image ./{name}",
+        )
     order = build.BuildOrder(
         name=name,
-        project=data_folders.project(),
+        project=project,
         store=store_of(store, cluster),
         locked=locked,
         fresh=no_cache,
         relock=relock,
     )
     image_outcome.done(build.build(order, Terminal()), store, cluster, as_json=as_json)
+
+
+def _arguments(given: list[str]) -> dict[str, str]:
+    """Values of --build-arg by name. As in Docker, a name without a value takes that of the environment."""
+    from kit.errors import UsageError
+
+    found = {}
+    for one in given:
+        name, equals, value = one.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"--build-arg {one}: not a build argument", hint="--build-arg NAME=VALUE")
+        if not equals and name not in os.environ:
+            raise UsageError(f"--build-arg {name}: {name} is not set here", hint=f"--build-arg {name}=VALUE")
+        found[name] = value if equals else os.environ[name]
+    return found
+
+
+def _network(given: str | None) -> str | None:
+    from kit.errors import UsageError
+
+    if given not in {None, "none", "default", "host"}:
+        raise UsageError(f"--network {given}: not a network", hint="--network none, --network default, --network host")
+    return given
 
 
 def import_image(

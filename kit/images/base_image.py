@@ -26,6 +26,10 @@ _RECIPE = 1
 # this constant in a shell, with the new root as $1.
 _FORGET_MIRROR = '--customize-hook=rm -f "$1/etc/apt/sources.list"'
 
+# An image of no files, so that a builder on `scratch` can hold a container. The digest is that of no bytes.
+_SCRATCH = "kit-base/scratch:1"
+_EMPTY = f"sha256:{hashlib.sha256().hexdigest()}"
+
 _CLEAN_ENV = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "SOURCE_DATE_EPOCH": "0"}
 
 
@@ -70,6 +74,16 @@ def ready(
         )
     digest = image.repo_digests[0].rpartition("@")[2] if image.repo_digests else image.id
     return ReadyBase(reference=image.id, kind="reference", name=base.reference, digest=digest)
+
+
+def own(engine: Engine, reference: str, *, platform_: str | None, on_line: Callable[[str], None]) -> ReadyBase:
+    """The base that a Dockerfile names itself, or an empty image for `scratch`. ImageError as in `ready`."""
+    if reference.lower() != "scratch":
+        base = Base(reference=reference)
+        return ready(engine, base, work=Path(), platform_=platform_, fresh=False, on_line=on_line)
+    if engine.inspect(_SCRATCH) is None:
+        engine.import_stream(iter([bytes(1024)]), _SCRATCH, changes=())
+    return ReadyBase(reference=_SCRATCH, kind="reference", name="scratch", digest=_EMPTY)
 
 
 def _locked(engine: Engine, locked: ImageLock, sqsh: Path) -> ReadyBase:

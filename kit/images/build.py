@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -22,6 +23,7 @@ from kit.images import (
     dockerfile_needs,
     engine_session,
     image_lock,
+    repository_context,
     requirements_lock,
     squash,
     squash_and_lock,
@@ -58,9 +60,11 @@ class BuildOrder:
 
 @dataclass(frozen=True, kw_only=True)
 class _BuildFolder:
-    """The image's folder as it is now."""
+    """The image's folder as it is now. dockerfile: in the image's folder, or in the context that image.toml names."""
 
     path: Path
+    context: Path
+    dockerfile: Path
     spec: ImageSpec
     files: tuple[build_context.ContextFile, ...]
     other: tuple[ImageLock, Path] | None  # lock and .sqsh of the image that this one builds on
@@ -106,10 +110,15 @@ def _read(order: BuildOrder, report: Report, above: tuple[str, ...]) -> tuple[_B
         held = other[0].packages.pip if other else {}
         requirements_lock.refresh(spec.python, entry.folder, held, locked=order.locked, on_line=report.stage)
     temporary_names.sweep(entry.folder)
-    files = build_context.scan(entry.folder)
+    context = (entry.folder / (spec.build.context or "")).resolve() if spec.build.context else entry.folder
+    file = Path(os.path.normpath(context / spec.build.dockerfile))
     notes = ["the build had a network: another build may give other bytes"] if spec.build.network != "none" else []
-    needs = dockerfile_needs.read(entry.folder / "Dockerfile", target=spec.build.target, args=spec.build.args)
-    buildkit.agree(entry.path, entry.folder / "Dockerfile", needs, spec.build)
+    needs = dockerfile_needs.read(file, target=spec.build.target, args=spec.build.args, own_base=spec.base is None)
+    buildkit.agree(entry.path, file, needs, spec.build)
+    if spec.build.context:
+        files = repository_context.scan(context, file, needs.steps, without=entry.folder)
+    else:
+        files = build_context.scan(entry.folder)
     notes += [
         f"the Dockerfile takes {image} without a digest: another build may take another image"
         for image in needs.unpinned
@@ -124,13 +133,17 @@ def _read(order: BuildOrder, report: Report, above: tuple[str, ...]) -> tuple[_B
         locked=order.locked,
         relock=order.relock,
         notes=tuple(notes),
+        context=build_context.files_digest(files) if spec.build.context else None,
     )
-    return _BuildFolder(path=entry.folder, spec=spec, files=files, other=other, needs=needs), target
+    folder = _BuildFolder(
+        path=entry.folder, context=context, dockerfile=file, spec=spec, files=files, other=other, needs=needs
+    )
+    return folder, target
 
 
 def _other(order: BuildOrder, spec: ImageSpec, report: Report, above: tuple[str, ...]) -> tuple[ImageLock, Path] | None:
     """Lock and .sqsh of the image that this one builds on. The .sqsh must match its lock. A base that is missing is built."""
-    name = spec.base.image
+    name = spec.base.image if spec.base else None
     if name is None:
         return None
     if name in (order.name, *above):
@@ -218,39 +231,37 @@ def _by_engine(
     held = None
     if folder.needs.buildkit is not None:
         version = "Podman" if engine.podman else engine.version
-        toml, dockerfile_ = folder.path / "image.toml", folder.path / "Dockerfile"
-        held = buildkit.session(toml, dockerfile_, folder.needs, spec.build, version)
+        held = buildkit.session(folder.path / "image.toml", folder.dockerfile, folder.needs, spec.build, version)
     report.stage("making the base ready")
-    ready = base_image.ready(
-        engine,
-        spec.base,
-        work=work,
-        platform_=spec.build.platform,
-        fresh=order.fresh,
-        on_line=report.line,
-        other=folder.other,
-    )
+    ready = _base(order, folder, engine, work, report)
     packages = _packages(order, folder, report)
     how = f"{'BuildKit of ' if held else ''}the engine (Docker {engine.version})"
     report.stage(f"building with {how}, network: {spec.build.network}")
     tag = f"kit-image/{order.name}:latest"
     sent = build_context.stream(_sent(folder, held, work), packages)
-    with engine_session.hold(engine, ready.reference, spec.build) as stay:
+    file = folder.dockerfile.relative_to(folder.context).as_posix()
+    with engine_session.hold(engine, ready.reference, spec.build, mark=spec.base is not None) as stay:
         if held is None:
-            options = _with_automatic(spec.build, folder.needs, engine)
             image_id = engine.build(
-                sent, tag=tag, base=stay.base, options=options, no_cache=order.fresh, on_line=report.line
+                sent,
+                tag=tag,
+                base=stay.base if spec.base else None,
+                options=_with_automatic(spec.build, folder.needs, engine),
+                no_cache=order.fresh,
+                on_line=report.line,
+                dockerfile=file,
             )
         else:
             image_id = buildkit.build(
                 held,
                 sent,
                 tag=tag,
-                base=engine_session.named(engine, stay),
+                base=engine_session.named(engine, stay) if spec.base else None,
                 options=spec.build,
                 no_cache=order.fresh,
                 work=work,
                 on_line=report.line,
+                dockerfile=file,
             )
     image = engine.inspect(image_id or tag)
     assert image is not None, "an image that was just built"
@@ -270,13 +281,22 @@ def _by_engine(
     )
 
 
+def _base(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: Report) -> base_image.ReadyBase:
+    platform, base = folder.spec.build.platform, folder.spec.base
+    if base is None:
+        return base_image.own(engine, folder.needs.base, platform_=platform, on_line=report.line)
+    return base_image.ready(
+        engine, base, work=work, platform_=platform, fresh=order.fresh, on_line=report.line, other=folder.other
+    )
+
+
 def _sent(folder: _BuildFolder, held: buildkit.Session | None, work: Path) -> tuple[build_context.ContextFile, ...]:
     """The files for the engine, with the Dockerfile as the session sends it."""
     if held is None or held.dockerfile == folder.needs.text:
         return folder.files
     file = work / "Dockerfile"
     file.write_text(held.dockerfile, encoding="utf-8")
-    return build_context.replacing(folder.files, "Dockerfile", file)
+    return build_context.replacing(folder.files, folder.dockerfile.relative_to(folder.context).as_posix(), file)
 
 
 def _with_automatic(options: Build, needs: dockerfile_needs.Dockerfile, engine: Engine) -> Build:

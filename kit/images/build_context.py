@@ -46,11 +46,23 @@ def scan(folder: Path) -> tuple[ContextFile, ...]:
         left_out = name in _NOT_CONTEXT or temporary_names.is_temporary(path.name) or "__pycache__" in path.parts
         if left_out or stat.S_ISDIR(mode) or ignored(name):
             continue
-        if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-            raise ImageError(f"{path}: neither a file nor a link", hint="move it out of the image's folder")
-        target = str(path.readlink()) if stat.S_ISLNK(mode) else None
-        found.append(ContextFile(name=name, path=path, mode=0o755 if mode & stat.S_IXUSR else 0o644, target=target))
+        found.append(context_file(name, path))
     return tuple(found)
+
+
+def context_file(name: str, path: Path) -> ContextFile:
+    """The entry for a path. ImageError for a socket or a device."""
+    mode = path.lstat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise ImageError(f"{path}: neither a file nor a link", hint="move it out of the image's folder")
+    target = str(path.readlink()) if stat.S_ISLNK(mode) else None
+    return ContextFile(name=name, path=path, mode=0o755 if mode & stat.S_IXUSR else 0o644, target=target)
+
+
+def files_digest(files: Iterable[ContextFile]) -> str:
+    """sha256 (hex) of names, modes and contents."""
+    listed = [[file.name, file.mode, file.target or _sha256(file.path)] for file in files]
+    return hashlib.sha256(json.dumps(listed, ensure_ascii=True).encode()).hexdigest()
 
 
 def digest(spec: ImageSpec, files: Iterable[ContextFile], *, base: str = "", automatic: Sequence[str] = ()) -> str:
@@ -62,7 +74,9 @@ def digest(spec: ImageSpec, files: Iterable[ContextFile], *, base: str = "", aut
     # The memory limit changes how long squashing takes, not its result. Defaults are excluded, so that a key that a later kit adds
     # does not make every lock stale.
     squash = spec.squash.model_copy(update={"memory": Squash().memory})
-    decisive = spec.model_copy(update={"squash": squash, "description": ""})
+    # The places of context and Dockerfile decide nothing: their contents are in the list of files.
+    build = spec.build.model_copy(update={"context": None, "dockerfile": "Dockerfile"})
+    decisive = spec.model_copy(update={"squash": squash, "description": "", "build": build})
     meaning = decisive.model_dump(mode="json", exclude_defaults=True)
     inputs = {"recipe": RECIPE, "spec": meaning, "files": listed, **({"base": base} if base else {})}
     # Older kits left these arguments empty, so an image with them is built again.

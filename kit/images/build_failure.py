@@ -29,7 +29,7 @@ _WITH_DEFAULT = (
     'network = "host", the step uses this machine\'s own network'
 )
 _WITH_HOST = 'the step had the network of this machine ([build] network = "host"): check that it reaches the address'
-_OTHERWISE = "change the Dockerfile at that step; the engine keeps the steps before it"
+_OTHERWISE = "change the Dockerfile at that step"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -49,10 +49,10 @@ class _State:
 
 def why_not(spec: ImageSpec, steps: Iterable[Instruction]) -> str:
     """The reason why this image needs an engine, with the line of the Dockerfile; empty if it needs none."""
-    if spec.base.image is None:
+    if spec.base is None or spec.base.image is None:
         return "without an engine, only an image whose base is another image of the kit ([base] image) can be built"
     build = spec.build
-    if build.args or build.secrets or build.target or build.platform or build.network != "none":
+    if build.context or build.args or build.secrets or build.target or build.platform or build.network != "none":
         return "[build] args, secrets, target, platform and network need an engine"
     if shell.which("bwrap") is None:
         return "bubblewrap builds a plain image without one: apt-get install bubblewrap"

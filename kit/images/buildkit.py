@@ -18,7 +18,7 @@ from pathlib import Path
 from kit import shell
 from kit.config import shown
 from kit.errors import ConfigError, Fault, ImageError, ToolError
-from kit.images import build_failure, dockerfile_features, dockerfile_lines
+from kit.images import build_failure, dockerfile_features, dockerfile_lines, oci
 from kit.images.dockerfile_needs import Dockerfile
 from kit.spec.image import Build, BuildSecret
 
@@ -103,26 +103,32 @@ def build(
     context: Iterable[bytes],
     *,
     tag: str,
-    base: str,
+    base: str | None,
     options: Build,
     no_cache: bool,
     work: Path,
     on_line: Callable[[str], None],
+    dockerfile: str = "Dockerfile",
 ) -> str:
-    """Build from a tar stream that contains the Dockerfile; return the image's id. base: a tag that the engine holds.
+    """Build from a tar stream that contains the Dockerfile; return the image's id.
+
+    base: a tag that the engine holds; None: the Dockerfile names its own base.
 
     ImageError names the step that failed and shows its last lines.
     """
     file = work / "image-id"
+    args = options.args if base is None else {"BASE": base, **options.args}
     argv = [
         held.program,
         "build",
+        f"--file={dockerfile}",
         "--progress=plain",
         f"--network={options.network}",
         f"--iidfile={file}",
         f"--tag={tag}",
     ]
-    argv += [f"--build-arg={name}={value}" for name, value in {"BASE": base, **options.args}.items()]
+    argv += [f"--build-arg={name}={value}" for name, value in args.items()]
+    argv += [f"--label={oci.MARK}=1"] if base is None else []
     argv += [f"--secret={secret}" for secret in held.secrets]
     argv += [f"--target={options.target}"] if options.target else []
     argv += [f"--platform={options.platform}"] if options.platform else []

@@ -31,7 +31,8 @@ class Dockerfile:
     """A parsed Dockerfile. steps: all instructions. features: what only BuildKit understands, in the order of the lines.
 
     automatic: arguments that BuildKit sets by itself and that the classic builder must be given. unpinned: images that are named
-    without a digest. syntax: the frontend that a `# syntax=` line names. secrets: id -> the first instruction that mounts it.
+    without a digest. syntax: the frontend that a `# syntax=` line names. secrets: id -> the first instruction that mounts it. base:
+    the image that the built stage starts from, if the Dockerfile names it itself; otherwise empty.
     """
 
     text: str
@@ -41,6 +42,7 @@ class Dockerfile:
     unpinned: tuple[str, ...]
     syntax: str
     secrets: Mapping[str, Instruction]
+    base: str = ""
 
     @property
     def buildkit(self) -> Instruction | None:
@@ -48,17 +50,22 @@ class Dockerfile:
         return self.features[0].at if self.features else None
 
 
-def read(path: Path, *, target: str | None, args: Mapping[str, str] | None = None) -> Dockerfile:
-    """Read a Dockerfile. args: values of --build-arg. ImageError when it does not exist, or when the stage to build does not start
-    from the image's base.
+def read(
+    path: Path, *, target: str | None, args: Mapping[str, str] | None = None, own_base: bool = False
+) -> Dockerfile:
+    """Read a Dockerfile. args: values of --build-arg. own_base: the Dockerfile names its base itself.
+
+    ImageError when it does not exist, or when without own_base the stage to build does not start from the image's base.
     """
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror}", hint="it begins with ARG BASE and FROM ${BASE}") from None
     found, given = list(instructions(text)), dict(args or {})
-    stages = _stages(path, found, given)
-    _require_base(path, stages, target)
+    stages = _stages(path, found, given, frozenset() if own_base else _BASE)
+    first = _first_stage(path, stages, target)
+    if not own_base:
+        _require_base(path, first)
     automatic, puzzle = dockerfile_arguments.automatic(found, given)
     syntax = next((one for one in directives(text) if one.name == "syntax"), None)
     features = [feature for one in found if (feature := dockerfile_features.of(one))]
@@ -72,13 +79,15 @@ def read(path: Path, *, target: str | None, args: Mapping[str, str] | None = Non
         automatic=automatic,
         syntax=syntax.value if syntax else "",
         secrets=_secrets(found),
-        unpinned=_unpinned(found, stages),
+        unpinned=_unpinned(found, stages, first),
+        base=first.image if own_base else "",
     )
 
 
-def _unpinned(found: list[Instruction], stages: list[BuildStage]) -> tuple[str, ...]:
+def _unpinned(found: list[Instruction], stages: list[BuildStage], first: BuildStage) -> tuple[str, ...]:
+    """Images other than the base, whose digest is in the lock."""
     names = {stage.name for stage in stages}
-    other = [stage.image for stage in stages if stage.image not in _BASE and stage.image.lower() not in names]
+    other = [stage.image for stage in stages if stage.image != first.image and stage.image.lower() not in names]
     other += [source for one in found if one.word == "COPY" and (source := _copied_from(one)) not in names]
     return tuple(
         dict.fromkeys(
@@ -101,14 +110,14 @@ def _secrets(found: list[Instruction]) -> dict[str, Instruction]:
     return mounted
 
 
-def _stages(path: Path, found: list[Instruction], given: Mapping[str, str]) -> list[BuildStage]:
+def _stages(path: Path, found: list[Instruction], given: Mapping[str, str], kept: frozenset[str]) -> list[BuildStage]:
     values = dockerfile_arguments.of_from(found, given)
     stages = []
     for number, one in enumerate(i for i in found if i.word == "FROM"):
         words = one.words
         named = words[2] if len(words) > 2 and words[1].lower() == "as" else str(number)
         raw = words[0] if words else ""
-        image = raw if raw in _BASE else dockerfile_arguments.expand(raw, values)
+        image = raw if raw in kept else dockerfile_arguments.expand(raw, values)
         unknown = sorted(dockerfile_arguments.names(raw) - values.keys() - set(dockerfile_arguments.AUTOMATIC))
         if not image and unknown:
             problem = f"{path}: line {one.line}: FROM {one.rest}: {unknown[0]} has no value"
@@ -117,7 +126,8 @@ def _stages(path: Path, found: list[Instruction], given: Mapping[str, str]) -> l
     return stages
 
 
-def _require_base(path: Path, stages: list[BuildStage], target: str | None) -> None:
+def _first_stage(path: Path, stages: list[BuildStage], target: str | None) -> BuildStage:
+    """The stage whose image the built stage stands on, over all stages between them."""
     if not stages:
         raise ImageError(f"{path}: it has no FROM", hint="begin with ARG BASE and FROM ${BASE}")
     built = [stage for stage in stages if target is None or stage.name == target.lower()]
@@ -128,10 +138,15 @@ def _require_base(path: Path, stages: list[BuildStage], target: str | None) -> N
     while one.image.lower() in {stage.name for stage in stages} - seen - {one.name}:
         seen.add(one.name)
         one = next(stage for stage in stages if stage.name == one.image.lower())
+    return one
+
+
+def _require_base(path: Path, one: BuildStage) -> None:
     if one.image not in _BASE:
         raise ImageError(
             f"{path}: line {one.at.line}: FROM {one.image} ignores the base that image.toml names and the lock records",
-            hint="write ARG BASE and FROM ${BASE}, and in image.toml: [base] reference = " + f'"{one.image}"',
+            hint="write ARG BASE and FROM ${BASE}, and in image.toml: [base] reference = "
+            + f'"{one.image}"; or take the file as it is: kit build-image {path.parent}',
         )
 
 

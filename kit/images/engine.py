@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # This is long because a RUN line may print nothing for as long as it works. The engine's death is noticed at once anyway.
 _SILENCE_S = 3600
 _EXPORT_CHUNK = 1 << 20
+# The SDK's function always keeps one file.
+_NO_FILE = ".kit/no-such-file"
 OWNER = "slurm-kit.owning_process"
 _START = "start Docker (make setup does it where it may), or point DOCKER_HOST at an engine that runs"
 
@@ -43,6 +45,7 @@ class EngineImage:
     repo_digests: tuple[str, ...]
     architecture: str = ""
     triggers: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,7 @@ class Engine:
             repo_digests=tuple(found.get("RepoDigests") or ()),
             architecture=str(found.get("Architecture") or ""),
             triggers=tuple((found.get("Config") or {}).get("OnBuild") or ()),
+            tags=tuple(found.get("RepoTags") or ()),
         )
 
     def pull(self, reference: str, *, platform: str | None, on_line: Callable[[str], None]) -> None:
@@ -126,13 +130,15 @@ class Engine:
         context: Iterable[bytes],
         *,
         tag: str | None,
-        base: str,
+        base: str | None,
         options: Build,
         no_cache: bool,
         on_line: Callable[[str], None],
+        dockerfile: str = "Dockerfile",
     ) -> str:
         """Build from a tar stream that contains the Dockerfile; return the image's id.
 
+        base: for the argument BASE; None: the Dockerfile names its own base, and the image gets the kit's mark at its end.
         on_line is called with each line that the engine prints. ImageError names the step that failed and shows its last lines.
         """
         said: list[str] = []
@@ -142,7 +148,9 @@ class Engine:
                 fileobj=context,  # type: ignore[arg-type]  # it is handed to requests, which takes any iterable of bytes
                 custom_context=True,
                 tag=tag,
-                buildargs={"BASE": base, **options.args},
+                buildargs=options.args if base is None else {"BASE": base, **options.args},
+                labels={oci.MARK: "1"} if base is None else None,
+                dockerfile=dockerfile,
                 target=options.target,
                 platform=options.platform,
                 network_mode=options.network,
@@ -153,6 +161,8 @@ class Engine:
             )
             for item in answer:
                 if "error" in item:
+                    if base is None:
+                        self._remove_unfinished(said)
                     raise build_failure.error(_failure(said, item["error"]), network=options.network)
                 image = (item.get("aux") or {}).get("ID", image)
                 for line in str(item.get("stream", "")).splitlines():
@@ -160,6 +170,14 @@ class Engine:
                         said.append(line)
                         on_line(line)
         return image
+
+    def _remove_unfinished(self, said: Sequence[str]) -> None:
+        """Remove the steps of a failed build. They have no mark if the base has none."""
+        made = [step[1] for line in said if (step := re.fullmatch(r" ---> ([0-9a-f]{12})", line))]
+        for image in made[-1:]:
+            found = self.inspect(image)
+            if found is not None and not found.tags:
+                self.remove_loose(image)
 
     @contextlib.contextmanager
     def export(self, image: str) -> Iterator[Iterator[bytes]]:
@@ -250,12 +268,15 @@ def connect() -> Engine:
         raise EngineError(f"no container engine answers at {place}", hint=_START) from None
 
 
-def ignored_by(folder: Path, patterns: list[str]) -> Callable[[str], bool]:
-    """A function that tells whether these lines of a .dockerignore exclude a path of `folder`."""
+def ignored_by(folder: Path, patterns: list[str], *, keep: str = "Dockerfile") -> Callable[[str], bool]:
+    """A function that tells whether these lines of a .dockerignore exclude a path of `folder`.
+
+    keep: a path that no line excludes.
+    """
     from docker.utils.build import exclude_paths
 
     rules = [line.strip() for line in patterns if line.strip() and not line.startswith("#")]
-    kept = {Path(path).as_posix() for path in exclude_paths(str(folder), rules, dockerfile="Dockerfile")}
+    kept = {Path(path).as_posix() for path in exclude_paths(str(folder), rules, dockerfile=keep or _NO_FILE)}
     return lambda name: name not in kept
 
 

@@ -37,12 +37,13 @@ class Stay:
 
 
 @contextlib.contextmanager
-def hold(engine: Engine, base: str, options: Build) -> Iterator[Stay]:
+def hold(engine: Engine, base: str, options: Build, *, mark: bool = True) -> Iterator[Stay]:
     """The base with the kit's mark, to build on, for the length of the block. Afterwards the engine's leftovers are removed.
 
-    base: an image that the engine holds. EngineError when the engine stops answering.
+    base: an image that the engine holds. mark: False for a Dockerfile that names its base itself: the build marks its result.
+    EngineError when the engine stops answering.
     """
-    stay = _marked(engine, base, options)
+    stay = _marked(engine, base, options) if mark else Stay(base=base, container=engine.create(base))
     try:
         yield stay
     finally:

@@ -42,7 +42,7 @@ class Target:
 
     source: `build`, or the URI to import. inputs: sha256 (hex) of everything that determines the bytes. locked: fail if the result
     does not match the lock, and leave lock and store unchanged. relock: write the lock even if the same inputs gave other bytes.
-    notes: for the lock; reasons why another build may give other bytes.
+    notes: for the lock; reasons why another build may give other bytes. context: see ImageLock.
     """
 
     name: str
@@ -54,6 +54,7 @@ class Target:
     locked: bool = False
     relock: bool = False
     notes: tuple[str, ...] = ()
+    context: str | None = None
 
     @property
     def current(self) -> ImageLock | None:
@@ -172,6 +173,7 @@ def _lock(target: Target, content: Content, finished: Path, method: str) -> Imag
         size=finished.stat().st_size,
         source=target.source,
         inputs=target.inputs,
+        context=target.context,
         reproducible=not (target.notes or content.notes),
         notes=(*target.notes, *content.notes),
         base=base,

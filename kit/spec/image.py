@@ -182,6 +182,13 @@ class BuildSecret(Model):
 class Build(Model):
     """Options for `docker build`."""
 
+    context: Text | None = Field(
+        default=None,
+        description="Folder that COPY copies from, relative to the image's folder. Its .dockerignore counts. Default: the image's "
+        "folder.",
+        examples=["../.."],
+    )
+    dockerfile: Text = Field(default="Dockerfile", description="The Dockerfile, relative to the context.")
     args: dict[EnvName, Text] = Field(default={}, description="Build arguments (ARG).")
     target: Text | None = Field(default=None, description="The stage to build; default: the last one.")
     platform: Platform | None = Field(default=None, description="Platform of the image; default: the engine's own.")
@@ -227,10 +234,23 @@ class ImageSpec(Model):
     description: Text = Field(
         default="", description="One line that describes the image, in the output of `kit images`."
     )
-    base: Base
+    base: Base | None = Field(
+        default=None,
+        description="The base. It is left out if [build] context is set and the Dockerfile names its base itself.",
+    )
     python: PythonPackages | None = None
     build: Build = Build()
     squash: Squash = Squash()
+
+    @model_validator(mode="after")
+    def _has_a_base(self) -> Self:
+        if self.base is None and self.build.context is None:
+            hint = 'write the table [base] with reference = "debian:bookworm", or [build] context'
+            raise Invalid("the image has no base", key=("base",), hint=hint)
+        if self.python is not None and self.build.context is not None:
+            problem = "a repository's own Dockerfile installs its packages itself: wheels/ is not in its context"
+            raise Invalid(problem, key=("python",), hint="remove [python], or [build] context")
+        return self
 
 
 class ImageConfig(Model):
@@ -285,7 +305,8 @@ class ImageLock(Model):
     """`containers/<name>/image.lock`: the bytes that a run of this image gets, and their inputs.
 
     sha256, size: of the .sqsh; size in bytes. source: `build`, or the imported URI. inputs: digest of everything in the folder that
-    determines the bytes. reproducible: False if the build had a network. notes: for the reader.
+    determines the bytes. context: digest of the files that a repository's own Dockerfile can copy. reproducible: False if the build
+    had a network. notes: for the reader.
     """
 
     # pydantic's models have a method `schema`, so the field has another name.
@@ -295,6 +316,7 @@ class ImageLock(Model):
     size: Annotated[int, Field(gt=0)]
     source: str
     inputs: Sha256
+    context: Sha256 | None = None
     reproducible: bool = True
     notes: tuple[str, ...] = ()
     base: LockedBase

@@ -233,10 +233,13 @@ VALUES: dict[str, tuple[str, tuple[str, ...]]] = {
         (
             '[base]\nbootstrap = { suite = "bookworm" }',
             '{"base": {}}',
+            '{"base": null}',
             '{"base": {"bootstrap": {"suite": "Book Worm"}}}',
             '{"base": {"bootstrap": {"suite": "bookworm", "packages": ["Python 3"]}}}',
             '[python]\nversion = "3.11.2"',
             '[python]\nplatforms = ["manylinux-2.28"]',
+            "[build]\ncontext = 3",
+            '[build]\ncontext = ".."\n[python]\nversion = "3.11"',
             '[build]\nplatform = "amd64"',
             '[build]\nnetwork = "bridge"',
             "[build.secrets]\ntoken = {}",
