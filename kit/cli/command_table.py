@@ -131,6 +131,27 @@ COMMANDS: dict[str, tuple[tuple[Parameter, ...], dict[str, Parameter]]] = {
             "--json": ("as_json", "on", False, ""),
         },
     ),
+    "build-image": (
+        (
+            ("name", "text", False, "images"),
+        ),
+        {
+            "--name": ("own_name", "text", False, ""),
+            "--file": ("file", "path", False, ""),
+            "-f": ("file", "path", False, ""),
+            "--context": ("context", "path", False, ""),
+            "--target": ("target", "text", False, ""),
+            "--build-arg": ("build_arg", "text", True, ""),
+            "--network": ("network", "text", False, ""),
+            "--store": ("store", "path", False, ""),
+            "--cluster": ("cluster", "text", False, "clusters"),
+            "-c": ("cluster", "text", False, "clusters"),
+            "--locked": ("locked", "on", False, ""),
+            "--relock": ("relock", "on", False, ""),
+            "--no-cache": ("no_cache", "on", False, ""),
+            "--json": ("as_json", "on", False, ""),
+        },
+    ),
     "render": (
         (
             ("job", "path", False, ""),
