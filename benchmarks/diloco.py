@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._common import Goal, project, report
-from kit import Job, submit
+from kit import Job, json_lines, submit
 from kit.api import Run
 from kit.config import merge
 from kit.errors import RunError
@@ -181,12 +181,12 @@ def death(on: Bench) -> list[Goal]:
     ]
 
 
-def records(run: Run, kind: str, *, group: int) -> list[metrics.Record]:
+def records(run: Run, kind: str, *, group: int) -> list[json_lines.Record]:
     """The records of one kind that a group wrote."""
     return [one for one in metrics.records(run.folder / f"replica-{group}") if one["kind"] == kind]
 
 
-def when(record: metrics.Record) -> float:
+def when(record: json_lines.Record) -> float:
     """The time of a record, in seconds since 1970."""
     return datetime.fromisoformat(record["time"]).timestamp()
 

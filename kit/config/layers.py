@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kit.config.toml_file import Table, check_depth, too_deep
+from kit.config.toml_file import Table, check_values, too_deep
 from kit.errors import ConfigError, Fault
 from kit.spec.job import Job
 from kit.spec.set_by import LayerKind, SetBy
@@ -42,7 +42,7 @@ def parse_overrides(overrides: Sequence[str]) -> Table:
                     Fault(file=COMMAND_LINE, key=key, problem=problem, hint=f"drop one {COMMAND_LINE}")
                 )
         inner[parts[-1]] = _value(value)
-    check_depth(table, COMMAND_LINE)
+    check_values(table, COMMAND_LINE)
     return table
 
 

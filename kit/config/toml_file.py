@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kit.errors import ConfigError
+from kit.errors import ConfigError, Fault
 from kit.validation import config_error
 
 M = TypeVar("M", bound=BaseModel)
@@ -22,13 +24,13 @@ def load_toml(path: Path) -> Table:
     text = _text_of(path)
     try:
         table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+    except ValueError as error:  # of tomllib, or of Python, which converts no integer of more than 4,300 digits
         raise ConfigError(
             f"{shown(path)}: not valid TOML: {error}", hint='text is written in "quotes", a table\'s name in [brackets]'
         ) from None
     except RecursionError:
         raise too_deep(shown(path)) from None
-    check_depth(table, shown(path))
+    check_values(table, shown(path))
     return table
 
 
@@ -54,6 +56,9 @@ def _text_of(path: Path) -> str:
 
 # No table of the kit has more than a dozen levels. Much deeper ones would hit Python's recursion limit.
 _DEEPEST = 100
+# As in the TOML specification, and in what reads the files that the kit writes.
+_LARGEST = 1 << 63
+_UNUSABLE, _NUMBERS = "not a usable number", "finite numbers of at most 64 bits"
 
 
 def _nested(table: Table) -> int:
@@ -71,10 +76,41 @@ def _nested(table: Table) -> int:
     return depth
 
 
-def check_depth(table: Table, file: str) -> None:
-    """ConfigError for a table that is nested deeper than any table of the kit."""
+def check_values(table: Table, file: str) -> None:
+    """ConfigError for a table that is nested deeper than any table of the kit, and for values that no program can be given."""
     if _nested(table) > _DEEPEST:
         raise too_deep(file)
+    wrong = [fault for key, value in _leaves(table) if (fault := _fault_of(key, value))]
+    if wrong:
+        raise ConfigError.of(*wrong, file=file)
+
+
+def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
+    """Each value in a table that is no table or list, with its key."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else name)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _leaves(inner, key)
+    else:
+        yield key, value
+
+
+def _fault_of(key: str, value: object) -> Fault | None:
+    """The fault of a value that no JSON file and no program's option can hold."""
+    if isinstance(value, date):
+        return Fault(key=key, problem="a date, and no key takes one", got=str(value), hint=f'{key} = "{value}"')
+    if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
+        return Fault(key=key, problem=_UNUSABLE, got=_short(value), allowed=_NUMBERS, hint=f"{key} = 1")
+    if isinstance(value, float) and not math.isfinite(value):
+        return Fault(key=key, problem=_UNUSABLE, got=_short(value), allowed=_NUMBERS, hint=f"{key} = 1.0")
+    return None
+
+
+def _short(number: float) -> str:
+    text = str(number)
+    return text if len(text) <= 30 else f"{text[:20]}… ({len(text)} digits)"
 
 
 def too_deep(file: str) -> ConfigError:

@@ -15,6 +15,10 @@ from kit.frameworks.nearest_multiple_or_divisor import divisor, multiple
 # With one of these options, the user assigns layers to stages by hand.
 _UNEVEN = ("decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers", "pipeline_model_parallel_layout")
 _VIRTUAL = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank")
+# Numbers that the rules compute with and that have no key of their own in the [megatron] table.
+_NUMBERS = (
+    "lr", "min_lr", "num_experts", "num_query_groups", "global_batch_size", "expert_tensor_parallel_size", *_UNEVEN[:2], *_VIRTUAL,
+)  # fmt: skip
 # The options that each tokenizer needs.
 _TOKENIZERS = {
     "NullTokenizer": ("vocab_size",),
@@ -27,7 +31,11 @@ _TOKENIZERS = {
 
 
 def broken(options: Mapping[str, Any], world_size: int) -> Iterator[Fault]:
-    """One fault for each rule that the options break."""
+    """One fault for each rule that the options break; of values that are no numbers, only these faults."""
+    wrong = [key for key in _NUMBERS if not isinstance(options.get(key, 0), int | float | None)]
+    if wrong:
+        yield from (_fault(key, f"{options[key]!r} is not a number", f"{key} = 1") for key in wrong)
+        return
     yield from _ranks(options, world_size)
     yield from _model(options)
     yield from _experts(options)

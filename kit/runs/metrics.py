@@ -5,20 +5,19 @@ All parts of the kit use this module for reading metrics. The kit's own programs
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from kit import json_lines, untrusted_files
+from kit.json_lines import Record
 from kit.spec.run_paths import RunPaths
-
-Record = dict[str, Any]
 
 # As kit.spec.run_paths has it.
 _NAME = RunPaths(Path()).metrics.name
 # Enough to contain the last record of an average. There is at most one such record in H steps.
 _TAIL_BYTES = 1 << 17
+# A million steps with five numbers each.
+_MOST_BYTES = 1 << 30
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,18 +69,12 @@ def records(run_dir: Path | str) -> list[Record]:
     try:
         # Try to read the usual file first, by a name that is text: checking whether it exists, or making a path, takes too long
         # for 10,000 runs.
-        return parsed(_read(f"{run_dir}/{_NAME}"))
+        return json_lines.read(untrusted_files.read_bytes(f"{run_dir}/{_NAME}", most=_MOST_BYTES))
     except FileNotFoundError:
-        found = [parsed(path.read_bytes()) for path in files(Path(run_dir))]
+        found = [json_lines.read(untrusted_files.read_bytes(path, most=_MOST_BYTES)) for path in files(Path(run_dir))]
     if len(found) == 1:
         return found[0]
     return sorted((record for group in found for record in group), key=lambda record: str(record.get("time", "")))
-
-
-def _read(path: str) -> bytes:
-    # Without Python's buffer, which costs more than to read a small file.
-    with open(path, "rb", buffering=0) as file:  # noqa: PTH123
-        return file.readall()
 
 
 def latest(run_dir: Path) -> Latest | None:
@@ -92,7 +85,7 @@ def latest(run_dir: Path) -> Latest | None:
 def _latest_of(path: Path) -> Latest | None:
     found: Latest | None = None
     values: dict[str, float] = {}
-    for record in _parsed(_tail(path)):
+    for record in _tail(path):
         step, time = record.get("step"), record.get("time", "")
         if not isinstance(step, int) or isinstance(step, bool) or not isinstance(time, str):
             continue
@@ -109,45 +102,25 @@ def _latest_of(path: Path) -> Latest | None:
 
 def quorum(run_dir: Path) -> Quorum | None:
     """The furthest average that any replica group recorded; None if there is none."""
-    averages = [one for path in files(run_dir) for one in _parsed(_tail(path)) if one.get("kind") == "outer"]
-    last = max(averages, key=lambda record: (record["outer_step"], record["time"]), default=None)
-    if last is None:
+    averages = [one for path in files(run_dir) for record in _tail(path) if (one := _quorum_of(record))]
+    return max(averages, key=lambda one: (one.outer_step, one.time), default=None)
+
+
+def _quorum_of(record: Record) -> Quorum | None:
+    """The average in one record; None if it has none, or not all of it."""
+    names = ("quorum_id", "averaged", "outer_step", "step")
+    numbers = [number for name in names if type(number := record.get(name)) is int]
+    groups, time = record.get("groups"), record.get("time")
+    if record.get("kind") != "outer" or not isinstance(groups, list) or not isinstance(time, str):
         return None
+    if len(numbers) < len(names) or not all(type(group) is int for group in groups):
+        return None
+    quorum_id, averaged, outer_step, step = numbers
     return Quorum(
-        quorum_id=last["quorum_id"],
-        groups=tuple(last["groups"]),
-        averaged=last["averaged"],
-        outer_step=last["outer_step"],
-        step=last["step"],
-        time=last["time"],
+        quorum_id=quorum_id, groups=tuple(groups), averaged=averaged, outer_step=outer_step, step=step, time=time
     )
 
 
-def _tail(path: Path) -> list[str]:
-    """The last lines of a file; the first of them may be incomplete."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        return file.read().decode(errors="replace").splitlines()
-
-
-def parsed(text: bytes) -> list[Record]:
-    """The records of one file. All lines are parsed at once, three times as fast; line by line only if a line is incomplete."""
-    from pydantic_core import from_json
-
-    try:
-        every = from_json(b"[" + text.strip().replace(b"\n", b",") + b"]")
-    except ValueError:
-        return _parsed(line.decode(errors="replace") for line in text.splitlines() if line)
-    return [record for record in every if isinstance(record, dict)]
-
-
-def _parsed(lines: Iterable[str]) -> list[Record]:
-    found = []
-    for line in lines:
-        try:
-            record = json.loads(line)
-        except (ValueError, RecursionError):
-            continue  # incomplete because of a kill, a full disk, or a start in the middle
-        if isinstance(record, dict):
-            found.append(record)
-    return found
+def _tail(path: Path) -> list[Record]:
+    """The last records of a file."""
+    return json_lines.read(untrusted_files.tail(path, _TAIL_BYTES))

@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from kit import untrusted_files
+from kit import json_lines, untrusted_files
 from kit.runs import cache_files, metrics
 
 Reduce = Literal["last", "min", "max"]
@@ -66,7 +66,7 @@ def _summary(run_dir: str) -> dict[str, list[float]]:
     return found
 
 
-def _columns(records: Sequence[metrics.Record]) -> Iterable[tuple[str, Sequence[Any]]]:
+def _columns(records: Sequence[json_lines.Record]) -> Iterable[tuple[str, Sequence[Any]]]:
     """The values of each key, in the order of the records; None may stand for a record without the key.
 
     Most records of one program have the same keys. These are transposed in one call, which takes a third of the time.

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kit import json_lines
 from kit.runs import metrics
 from tests.cluster.lab import Lab, Process
 
@@ -165,7 +166,7 @@ def outcome(run: Path, groups: int) -> Outcome:
     )
 
 
-def _records(folder: Path) -> list[metrics.Record]:
+def _records(folder: Path) -> list[json_lines.Record]:
     return metrics.records(folder)
 
 

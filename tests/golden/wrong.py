@@ -23,6 +23,7 @@ import tomli_w
 from pydantic import BaseModel
 
 from kit import config
+from kit.config.toml_file import Table, check_values
 from kit.errors import ConfigError, Fault
 from kit.spec import models
 from kit.spec.image import ImageLock
@@ -71,10 +72,14 @@ def _table(base: str, text: str) -> dict[str, Any]:
     return config.merge(tomllib.loads(kept + mark + inner), tomllib.loads(top + bracket + tables))
 
 
+def _read(table: Table, model: type[BaseModel], file: str) -> None:
+    """As a file is read: its values, then their meaning."""
+    check_values(table, file)
+    config.validate(table, model, file=file)
+
+
 def _of(text: str, table: Mapping[str, Any], model: type[BaseModel], file: str) -> Wrong:
-    return Wrong(
-        text=text, error=_error(lambda: config.validate(table, model, file=file), text), table=table, model=model
-    )
+    return Wrong(text=text, error=_error(lambda: _read(dict(table), model, file), text), table=table, model=model)
 
 
 def _broken(rule: Rule, folder: Path) -> Wrong:

@@ -221,6 +221,7 @@ _MEGATRON = (
     "train_iters = 10\nnum_experts = 4\ntensor_model_parallel_size = 2",
     "train_iters = 10\nbf16 = true\nfp16 = true",
     "train_iters = 10\nlr = 1e-5\nmin_lr = 1e-4",
+    "train_iters = 10\nlr = 'fast'\nmin_lr = 1e-4",
     "num_layers = 12",
     "train_iters = 10\ntrain_samples = 100",
     "train_iters = 10\nlr_warmup_fraction = 0.1\nlr_warmup_iters = 5",

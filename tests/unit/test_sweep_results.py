@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
+from kit import json_lines
 from kit.cli.results import _print as printed
 from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.runs import metrics
@@ -315,7 +316,7 @@ def test_what_was_read_once_is_kept_until_the_run_writes_again(tmp_path: Path, m
     read: list[Path | str] = []
     real = metrics.records
 
-    def records(path: Path | str) -> list[metrics.Record]:
+    def records(path: Path | str) -> list[json_lines.Record]:
         read.append(path)
         return real(path)
 
