@@ -100,7 +100,13 @@ def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
 def _fault_of(key: str, value: object) -> Fault | None:
     """The fault of a value that no JSON file and no program's option can hold."""
     if isinstance(value, date):
-        return Fault(key=key, problem="a date, and no key takes one", got=str(value), hint=f'{key} = "{value}"')
+        return Fault(
+            key=key,
+            problem="no key takes a date",
+            got=str(value),
+            allowed="numbers, true, false, text",
+            hint=f'{key} = "{value}"',
+        )
     if isinstance(value, int) and not -_LARGEST <= value < _LARGEST:
         return Fault(key=key, problem=_UNUSABLE, got=_short(value), allowed=_NUMBERS, hint=f"{key} = 1")
     if isinstance(value, float) and not math.isfinite(value):
