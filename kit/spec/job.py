@@ -31,7 +31,7 @@ from kit.spec.schema_base import (
     interfaces,
 )
 from kit.spec.stages import Stage
-from kit.spec.step_torchrun_once import After, Lines, Once, PerNode, Step, Torchrun
+from kit.spec.step_torchrun_once import AfterRun, Lines, Once, PerNode, Step, Torchrun
 from kit.spec.sweep import Sweep
 from kit.spec.wrong_value_messages import Form, Invalid
 
@@ -193,7 +193,7 @@ class Job(Model):
     per_node: PerNode = Field(
         default_factory=PerNode, description="Shell lines that run on each node, before any rank."
     )
-    after: After = Field(default_factory=After, description="Shell lines that run once, when the run has ended.")
+    after: AfterRun = Field(default_factory=AfterRun, description="Shell lines that run once, when the run has ended.")
     secrets: Secrets = Field(default_factory=Secrets)
     notify: Notify = Field(default_factory=Notify, description="Notices about the run: their events and receivers.")
     checkpoint: Checkpoint = Field(default_factory=Checkpoint)

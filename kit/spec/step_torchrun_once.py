@@ -147,7 +147,7 @@ class PerNode(Lines):
     lines: tuple[Text, ...] = Field(default=(), description="Shell lines, such as 'cp -r /shared/data /local'.")
 
 
-class After(Lines):
+class AfterRun(Lines):
     """Shell lines that run once, on the first node, when the run has ended, also after a failure. KIT_EXIT_CODE is the run's exit
     code, which they do not change. They do not run when the job goes back to the queue, or when Slurm itself ends it.
     """
