@@ -205,7 +205,7 @@ def test_a_cache_folder_that_is_not_ones_own_is_left_alone(tmp_path: Path, kind:
 
 def set_up(tmp_path: Path, text: str, script: str) -> list[str]:
     (tmp_path / "setup").write_text(text)
-    return bash(f"setup_lines::run '{tmp_path}/setup'; code=$?; {script}", "setup_lines")
+    return bash(f"KIT_RUN_DIR='{tmp_path}'; setup_lines::run '{tmp_path}/setup'; code=$?; {script}", "setup_lines")
 
 
 def test_set_up_lines_share_the_shell_of_the_caller(tmp_path: Path) -> None:
