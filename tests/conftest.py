@@ -6,6 +6,7 @@ Tests that need no cluster leave nothing in the developer's own folders: XDG_CAC
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,15 +20,15 @@ _XDG = ("CACHE", "CONFIG", "DATA", "STATE")
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _own_xdg_folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_xdg_folders(request: pytest.FixtureRequest) -> Iterator[None]:
     """Empty user folders of a module's own, for its process and all that it starts. Tests of clusters share the user's caches."""
     if not any(map(request.path.is_relative_to, _ISOLATED)):
         yield
         return
-    folder = tmp_path_factory.mktemp("xdg")
-    with pytest.MonkeyPatch.context() as patch:
+    # A short path: a cluster has sockets in its folder.
+    with tempfile.TemporaryDirectory(prefix="kit-xdg-") as folder, pytest.MonkeyPatch.context() as patch:
         for name in _XDG:
-            patch.setenv(f"XDG_{name}_HOME", str(folder / name.lower()))
+            patch.setenv(f"XDG_{name}_HOME", f"{folder}/{name.lower()}")
         yield
 
 

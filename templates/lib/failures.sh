@@ -205,10 +205,12 @@ failures::has_records() {
     return 1
 }
 
-# Prints node and task, if the first end that srun reported of this step was a kill.
+# Prints node and task, if the first end that srun reported of this step was a kill, and not its own: it aborts a step of which a node
+# does not answer, and kills the others.
 failures::first_that_srun_saw_killed() {
     [[ -n "${failures_output_before[$1]:-}" ]] || return 1
     tail --bytes="+$((failures_output_before[$1] + 1))" -- "/proc/$$/fd/2" | awk '
+        /^srun: (error: Aborting, |Job step aborted)/ { exit }
         /^srun: error: [^ ]+: tasks? [0-9][-,0-9]*: / {
             sub(/:$/, "", $3)
             if (/: (Killed|Out Of Memory)$/) { split($5, tasks, /[-,:]/); print $3, tasks[1] }

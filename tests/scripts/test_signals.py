@@ -551,6 +551,13 @@ TERMINATING = "srun: launch/slurm: _step_signal: Terminating StepId=7.1\n"
         (KILLED, ["100.500 0 143 n1", "100.000 1 137.alone n2"], "1 137 n2"),
         # Another end came first; Slurm killed the rest of the step after its KillWait.
         ("srun: error: n1: task 0: Exited with exit code 1\n" + TERMINATING + KILLED, ["100.000 0 1 n1"], "0 1 n1"),
+        # srun lost a node whose slurmstepd was killed, and then killed the healthy ranks of the other.
+        (
+            "srun: error: Aborting, io error and missing step on node 1\nsrun: Job step aborted: Waiting up to 12 seconds\n"
+            "srun: error: n1: tasks 0-1: Killed\n",
+            ["100.000 2 137.alone n2"],
+            "2 137 n2",
+        ),
         # srun says nothing of it, or its words go to a terminal: a rank that was told to end is not to blame.
         (TERMINATING, ["100.000 0 143 n1", "100.010 2 138 n2"], ""),
         (TERMINATING, ["100.000 0 7 n1"], "0 7 n1"),

@@ -1,4 +1,4 @@
-"""What is heavy is an extra: each optional import of kit/ is listed here, and says the line that installs its extra."""
+"""Optional imports of kit/: each belongs to an extra, and the error without it says the line that installs the extra."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def test_a_program_that_is_a_module(tmp_path: Path) -> None:
 def test_lines_that_run_once(tmp_path: Path) -> None:
     plan = made(tmp_path, '[once]\nlines = ["make data", "touch $HOME/x"]\n')
     step = words(plan, "KIT_ONCE_ARGV")
-    assert {"--nodes=1", "--ntasks=1"} <= set(step)
+    assert "--kill-on-bad-exit=1" in step
     assert any("bin/once.sh" in word for word in step)
     assert plan.text_of("once-lines.sh") == "make data\ntouch $HOME/x\n"
     outside = words(made(tmp_path, '[once]\nlines = ["hostname"]\ncontainer = false\n'), "KIT_ONCE_ARGV")
