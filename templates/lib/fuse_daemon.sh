@@ -25,7 +25,7 @@ fuse_daemon::run() {
     daemon=$!
     exec &>/dev/null
     while kill -0 "${daemon}"; do
-        if fuse_daemon::is_inside "${witness}" || fuse_daemon::find_witness; then
+        if fuse_daemon::is_witness "${witness}" || fuse_daemon::find_witness; then
             empty=0
         elif ((++empty == 2)); then
             # Found nothing twice: a process that forks while /proc is read may be missed once.
@@ -42,12 +42,18 @@ fuse_daemon::is_inside() {
     [[ -n "$1" && "/proc/$1/ns/mnt" -ef /proc/self/ns/mnt ]]
 }
 
-# Sets witness to a process of the container that is neither a daemon nor a watcher. Returns 1 if there is none.
+# Whether a process is of the container, and neither a daemon nor a watcher. Each look reads the mark again: while a daemon is started,
+# its environment is empty for a moment, and it would be its own witness for ever.
+fuse_daemon::is_witness() {
+    fuse_daemon::is_inside "$1" && ! fuse_daemon::is_marked "$1"
+}
+
+# Sets witness to such a process. Returns 1 if there is none.
 fuse_daemon::find_witness() {
     local process
     for process in /proc/[0-9]*; do
         process="${process#/proc/}"
-        if fuse_daemon::is_inside "${process}" && ! fuse_daemon::is_marked "${process}"; then
+        if fuse_daemon::is_witness "${process}"; then
             witness="${process}"
             return 0
         fi

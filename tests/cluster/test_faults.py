@@ -24,7 +24,7 @@ from _pytest.mark import ParameterSet
 
 from kit import shell
 from tests.cluster.image_lab import needs_root
-from tests.cluster.lab import Lab, Process, slurmstepds
+from tests.cluster.lab import Lab, Process, job_id, slurmstepds
 from tests.support import REPO
 
 pytestmark = pytest.mark.cluster
@@ -359,8 +359,10 @@ def test_the_daemons_of_containers_whose_processes_are_all_killed(
     write(lab, "")
     run = lab.submit(*runtime_of(runtime))
     wait_up(lab, run)
+    of_job = f"SLURM_JOB_ID={job_id(run)}\0".encode()
     for node in lab.cluster.nodes:
-        daemons = [one for one in lab.node_processes(node.name) if one.argv[0].startswith("squashfuse")]
+        found = [one for one in lab.node_processes(node.name) if one.argv[0].startswith("squashfuse")]
+        daemons = [one for one in found if of_job in one.environ]
         assert len(daemons) == (1 if runtime == "pyxis" else 2), daemons
         for daemon in daemons:
             program = Path(f"/proc/{daemon.pid}/exe").readlink().name
