@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,20 @@ def test_a_daemon_ends_with_the_last_process_of_its_container(mistaken: str) -> 
     argv = ["unshare", "--mount", "/bin/bash", "-c", script]
     done = subprocess.run(argv, env=os.environ | {"KIT_FUSE_DAEMON": "1"}, timeout=20, check=False)
     assert done.returncode == 137
+
+
+@pytest.mark.parametrize(("name", "first"), [("enroot", "/bin/fuse"), ("other", "/usr/bin")])
+def test_only_enroot_finds_the_programs_of_the_kit(tmp_path: Path, name: str, first: str) -> None:
+    library = REPO / "templates/lib/fuse_path.sh"
+    script = tmp_path / name
+    script.write_text(f"""#!/bin/bash
+echo "${{PATH%%:*}}"
+exec /bin/bash -c 'source {library}; fuse_path::leave; echo "$PATH"'
+""")
+    script.chmod(0o755)
+    env = {"PATH": "/usr/bin:/bin", "BASH_ENV": str(library)}
+    begins, left = subprocess.run(
+        [script], env=env, check=True, capture_output=True, text=True, timeout=20
+    ).stdout.split()
+    assert begins.endswith(first)
+    assert left == "/usr/bin:/bin"

@@ -34,14 +34,12 @@ def test_a_torchrun_inside_the_rank_is_named(tmp_path: Path, planned: str, nodes
     path = os.pathsep.join(filter(None, (str(REPO / "templates/lib"), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "PYTHONPATH": path, "KIT_WORLD_SIZE": planned, "KIT_NNODES": nodes, "WORLD_SIZE": planned}
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    done = subprocess.run(
-        [*argv, str(tmp_path / "program.py"), str(tmp_path / "reports")],
-        env=env,
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    argv += [str(tmp_path / "program.py"), str(tmp_path / "reports")]
+    for _ in range(2):
+        done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True, timeout=110)
+        # On a busy machine, gloo may give up before its peer listens: that is nothing of the kit.
+        if "connectFullMesh failed" not in done.stderr:
+            break
     assert done.returncode == code, done.stderr
     assert ("trained in a world of 2" in done.stdout) == (code == 0)
     said = f"RuntimeError: this process trains in a world of 2, and the run has {planned} ranks on {nodes} nodes"
