@@ -25,7 +25,7 @@ def read(text: bytes) -> list[Record]:
     return [_usable(one) for one in _parsed(text) if isinstance(one, dict)]
 
 
-def is_sane(value: object) -> bool:
+def is_usable_number(value: object) -> bool:
     """Whether a value, a number or its text, can be a count or a time in seconds; sums of such numbers are finite."""
     try:
         return abs(float(str(value))) < _MOST

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
 from kit.cli import completion_candidates, image_outcome
 from kit.cli.image_options import OfCluster, Store, store_of
 from kit.cli.json_options import Json
+
+if TYPE_CHECKING:
+    from kit.images.repository_image import RepositoryOptions
 
 Locked = Annotated[
     bool, typer.Option("--locked", help="Fail and print the reason if the result is not the image that the lock names.")
@@ -26,37 +30,43 @@ Fresh = Annotated[
 ]
 
 
+NameOrFolder = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="NAME|FOLDER",
+        help="Name of the image, which is a folder in containers/; or a folder with a Dockerfile of its own, as in "
+        "kit build-image . (write ./NAME for a folder whose name could be an image's).",
+        show_default=False,
+        autocompletion=completion_candidates.images,
+    ),
+]
+OwnName = Annotated[
+    str, typer.Option("--name", help="Name of a folder's image in containers/.", show_default="the folder's name")
+]
+Dockerfile = Annotated[
+    Path | None, typer.Option("--file", "-f", help="The folder's Dockerfile.", show_default="FOLDER/Dockerfile")
+]
+Context = Annotated[
+    Path | None, typer.Option("--context", help="The folder that COPY copies from.", show_default="FOLDER")
+]
+Stage = Annotated[str | None, typer.Option("--target", help="The stage to build.", show_default="the last one")]
+BuildArgs = Annotated[
+    list[str] | None, typer.Option("--build-arg", metavar="NAME=VALUE", help="A build argument; repeatable.")
+]
+Network = Annotated[
+    str | None, typer.Option(help="Network of a folder's RUN lines: none, default or host.", show_default="default")
+]
+
+
 def build_image(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="NAME|FOLDER",
-            help="Name of the image, which is a folder in containers/; or a folder with a Dockerfile of its own, as in "
-            "kit build-image . (write ./NAME for a folder whose name could be an image's).",
-            show_default=False,
-            autocompletion=completion_candidates.images,
-        ),
-    ] = None,
+    name: NameOrFolder = None,
     *,
-    own_name: Annotated[
-        str, typer.Option("--name", help="Name of a folder's image in containers/.", show_default="the folder's name")
-    ] = "",
-    file: Annotated[
-        Path | None, typer.Option("--file", "-f", help="The folder's Dockerfile.", show_default="FOLDER/Dockerfile")
-    ] = None,
-    context: Annotated[
-        Path | None, typer.Option("--context", help="The folder that COPY copies from.", show_default="FOLDER")
-    ] = None,
-    target: Annotated[
-        str | None, typer.Option("--target", help="The stage to build.", show_default="the last one")
-    ] = None,
-    build_arg: Annotated[
-        list[str] | None, typer.Option("--build-arg", metavar="NAME=VALUE", help="A build argument; repeatable.")
-    ] = None,
-    network: Annotated[
-        str | None,
-        typer.Option(help="Network of a folder's RUN lines: none, default or host.", show_default="default"),
-    ] = None,
+    own_name: OwnName = "",
+    file: Dockerfile = None,
+    context: Context = None,
+    target: Stage = None,
+    build_arg: BuildArgs = None,
+    network: Network = None,
     store: Store = None,
     cluster: OfCluster = None,
     locked: Locked = False,
@@ -66,31 +76,23 @@ def build_image(
 ) -> None:
     """Build an image, put it into the image store as a .sqsh file, and write its lock."""
     from kit import data_folders
-    from kit.errors import UsageError
     from kit.images import build
     from kit.images.progress import Terminal
     from kit.images.repository_image import RepositoryOptions, prepare
 
     project = data_folders.project()
-    if name is None and not (file or context):
-        raise UsageError(
-            "no image to build", hint="kit build-image NAME, or kit build-image . for a folder's own Dockerfile"
-        )
+    wanted = RepositoryOptions(
+        name=own_name,
+        context=context,
+        file=file,
+        target=target,
+        network=_network(network),
+        args=_arguments(build_arg or []),
+    )
     if name is None or name in {".", ".."} or "/" in name:
-        wanted = RepositoryOptions(
-            name=own_name,
-            context=context or Path(name or ""),
-            file=file or (Path(name) / "Dockerfile" if name and context else None),
-            target=target,
-            network=_network(network),
-            args=_arguments(build_arg or []),
-        )
-        name = prepare(wanted, project)
-    elif own_name or file or context or target or build_arg or network:
-        raise UsageError(
-            f"{name} is an image of containers/: --name, --file, --context, --target, --build-arg and --network are for a folder",
-            hint=f"write them into [build] of its image.toml; or kit build-image ./{name}",
-        )
+        name = prepare(_in_folder(wanted, name), project)
+    elif wanted != RepositoryOptions():
+        _refuse_for_name(name)
     order = build.BuildOrder(
         name=name,
         project=project,
@@ -100,6 +102,27 @@ def build_image(
         relock=relock,
     )
     image_outcome.done(build.build(order, Terminal()), store, cluster, as_json=as_json)
+
+
+def _in_folder(wanted: RepositoryOptions, folder: str | None) -> RepositoryOptions:
+    """The options with the folder as the context; or, beside --context, with the folder's Dockerfile."""
+    from kit.errors import UsageError
+
+    if folder is None and not (wanted.file or wanted.context):
+        raise UsageError(
+            "no image to build", hint="kit build-image NAME, or kit build-image . for a folder's own Dockerfile"
+        )
+    file = wanted.file or (Path(folder) / "Dockerfile" if folder and wanted.context else None)
+    return replace(wanted, context=wanted.context or Path(folder or ""), file=file)
+
+
+def _refuse_for_name(name: str) -> NoReturn:
+    from kit.errors import UsageError
+
+    raise UsageError(
+        f"{name} is an image of containers/: --name, --file, --context, --target, --build-arg and --network are for a folder",
+        hint=f"write them into [build] of its image.toml; or kit build-image ./{name}",
+    )
 
 
 def _arguments(given: list[str]) -> dict[str, str]:

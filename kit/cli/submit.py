@@ -26,6 +26,17 @@ if TYPE_CHECKING:
     from kit.workflow.stages import PreparedStage
 
 
+Debug = Annotated[
+    bool,
+    typer.Option(
+        "--debug",
+        help="Submit a short run on at most 2 nodes, with traced scripts and verbose logs of NCCL and PyTorch.",
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Same as 'kit render'.")]
+Output = Annotated[Path | None, typer.Option("--output", "-o", help="With --dry-run: write the files to this folder.")]
+
+
 def submit(
     job: JobFile = Path("job.toml"),
     cluster: ClusterChoice = None,
@@ -33,18 +44,10 @@ def submit(
     set_: Overrides = None,
     wait: Wait = False,
     follow: Follow = False,
-    debug: Annotated[
-        bool,
-        typer.Option(
-            "--debug",
-            help="Submit a short run on at most 2 nodes, with traced scripts and verbose logs of NCCL and PyTorch.",
-        ),
-    ] = False,
+    debug: Debug = False,
     after: After = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Same as 'kit render'.")] = False,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="With --dry-run: write the files to this folder.")
-    ] = None,
+    dry_run: DryRun = False,
+    output: Output = None,
     point: Point = None,
     base: Base = False,
     yes: Yes = False,

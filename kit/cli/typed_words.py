@@ -66,6 +66,8 @@ class _Commands(TyperGroup):
         module, _, function = place.partition(".")
         found = getattr(import_module(f"kit.cli.{module}"), function)
         if function == "app":
+            for member in found.registered_commands:
+                declare(member.callback)
             command: Any = typer.main.get_group(found)
         else:
             one = typer.Typer(add_completion=False)

@@ -39,11 +39,17 @@ class LaterDeclaration:
 
 
 def declare(command: Any) -> Any:
-    """The same function, with typer's own objects in its annotations."""
-    hints = get_type_hints(command, include_extras=True)
-    for name, hint in hints.items():
-        if get_origin(hint) is Annotated:
-            kind, *notes = get_args(hint)
-            made = [note.made() if isinstance(note, LaterDeclaration) else note for note in notes]
-            command.__annotations__[name] = Annotated[(kind, *made)]
+    """The same function, with typer's own objects in its annotations, and in its signature if it has one of its own."""
+    for name, hint in get_type_hints(command, include_extras=True).items():
+        command.__annotations__[name] = _declared(hint)
+    if own := vars(command).get("__signature__"):
+        parameters = [one.replace(annotation=_declared(one.annotation)) for one in own.parameters.values()]
+        command.__signature__ = own.replace(parameters=parameters)
     return command
+
+
+def _declared(hint: Any) -> Any:
+    if get_origin(hint) is not Annotated:
+        return hint
+    kind, *notes = get_args(hint)
+    return Annotated[(kind, *[note.made() if isinstance(note, LaterDeclaration) else note for note in notes])]

@@ -161,7 +161,7 @@ BATCH = (
         verdict=JOB,
         pattern=r"error: the lines of \[(?P<table>once|per_node)\] ended with exit code (?P<code>\d+)",
         says="the lines of [{table}] ended with exit code {code}",
-        advice="mend the line that {table}.log shows",
+        advice="correct the line that {table}.log shows",
         next="kit logs {run} --grep .",
     ),
     Rule(

@@ -36,7 +36,7 @@ RULES = (
         verdict=CODE,
         pattern=r"^(?P<what>(?:SyntaxError|IndentationError|TabError): .+)",
         says="{what}",
-        advice="mend the line; python -m compileall finds them before a submit",
+        advice="correct the line; python -m compileall finds them before a submit",
     ),
     Rule(
         id="disk-full",
@@ -161,7 +161,7 @@ BY_CODE = (
         pattern=r"set-up (?P<what>line .*)",
         says="set-up {what}",
         next=_EDIT,
-        advice="mend the line of `setup`; LINE || true may fail",
+        advice="correct the line of `setup`; LINE || true may fail",
     ),
     Rule(
         id="stepd-killed",

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit import untrusted_files
 from kit.health.answer import AGAIN, CODE, JOB, NODE, Rule
-from kit.json_lines import is_sane
+from kit.json_lines import is_usable_number
 from kit.spec.run_paths import RunPaths
 
 # Read this much from the end of each node's file; with 8 ranks, one line has 500 bytes.
@@ -166,7 +166,7 @@ def _of_line(line: str, node: str, now: float, wrote: float) -> list[Rank]:
             role, _, rank = words[0].rpartition("@")
             step, phase, since, took, every = words[1:6]
             longest, waited, read, slowest = (words[6:10] + ["0"] * 4)[:4]
-            if not all(map(is_sane, (looked, since, took, longest, waited, read, slowest))):
+            if not all(map(is_usable_number, (looked, since, took, longest, waited, read, slowest))):
                 continue
             idle = max(0.0, float(looked) - float(since)) + age
             found.append(

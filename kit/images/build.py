@@ -151,7 +151,7 @@ def _other(order: BuildOrder, spec: ImageSpec, report: Report, above: tuple[str,
         raise ImageError(f"image {order.name}: {problem}", hint="name another image in [base] image")
     if lacking := _lacking(order, name):
         report.stage(f"image {name}, on which {order.name} builds, comes first: {lacking}")
-        # What the lock names is built again, and nothing else: otherwise the base would change without a word.
+        # Build a missing base again only to the bytes of its lock. Any other base would silently change the image.
         pinned = image_lock.find(name, project=order.project) is not None
         base = replace(order, name=name, locked=pinned, fresh=False, relock=False)
         _build(base, report, (order.name, *above))

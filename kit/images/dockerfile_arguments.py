@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from kit.images.dockerfile_lines import Instruction
 
-# Dockerfile reference, "Automatic platform ARGs in the global scope". The classic builder knows none of them.
+# Dockerfile reference, "Automatic platform ARGs in the global scope". The classic builder does not set them.
 AUTOMATIC = tuple(f"{side}{what}" for side in ("TARGET", "BUILD") for what in ("PLATFORM", "OS", "ARCH", "VARIANT"))
 
 _VARIABLE = re.compile(

@@ -11,7 +11,7 @@ from pathlib import Path
 import tomli_w
 
 from kit.config import load_model
-from kit.errors import ImageError, UsageError
+from kit.errors import ConfigError, UsageError
 from kit.spec.image import ImageSpec
 from kit.spec.schema_base import NAME
 
@@ -38,14 +38,14 @@ class RepositoryOptions:
 def prepare(wanted: RepositoryOptions, project: Path) -> str:
     """Write containers/NAME/image.toml in the project unless it says the same already; return the image's name.
 
-    ImageError without a Dockerfile. UsageError if the name is invalid, or the existing file says something else.
+    ConfigError without a folder or a Dockerfile. UsageError if the name is invalid, or the existing file says something else.
     """
     context = (wanted.context or Path()).resolve()
     if not context.is_dir():
-        raise ImageError(f"{context}: no such folder", hint="name the folder of the Dockerfile: kit build-image .")
+        raise ConfigError(f"{context}: no such folder", hint="name the folder of the Dockerfile: kit build-image .")
     file = Path(os.path.abspath(wanted.file)) if wanted.file else _found(context)  # noqa: PTH100  # keeps links
     if not file.is_file():
-        raise ImageError(f"{file}: no such file", hint="name the Dockerfile: kit build-image . --file PATH")
+        raise ConfigError(f"{file}: no such file", hint="name the Dockerfile: kit build-image . --file PATH")
     name = wanted.name or re.sub(r"[^a-z0-9._-]+", "-", context.name.lower()).strip("._-")
     if not NAME.holds(name):
         raise UsageError(f"{name or context}: not the name of an image", hint=f"--name my-image; {NAME.how}")
@@ -72,7 +72,7 @@ def _found(context: Path) -> Path:
     for name in _FILES:
         if (context / name).is_file():
             return context / name
-    raise ImageError(f"{context}: no Dockerfile in this folder", hint="name it: kit build-image . --file PATH")
+    raise ConfigError(f"{context}: no Dockerfile in this folder", hint="name it: kit build-image . --file PATH")
 
 
 def _must_agree(toml: Path, build: Mapping[str, object]) -> None:

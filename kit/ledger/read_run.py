@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kit import untrusted_files
-from kit.json_lines import is_sane
+from kit.json_lines import is_usable_number
 from kit.ledger.records import Event, Failure, RankProcess, Records, Reported
 from kit.runs import metrics, run_facts, unmade_points
 from kit.runs.status import Status
@@ -192,4 +192,4 @@ def _time(value: object) -> float:
 
 
 def _float(value: object) -> float:
-    return float(str(value)) if is_sane(value) else 0.0
+    return float(str(value)) if is_usable_number(value) else 0.0

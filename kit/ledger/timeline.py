@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kit.json_lines import is_sane
+from kit.json_lines import is_usable_number
 from kit.ledger.records import Event, Records
 from kit.ledger.time_accounts import Account
 
@@ -206,4 +206,4 @@ class _Builder:
 
 def _number(value: str | None) -> float:
     """A number in an event; 0 if it is not a number."""
-    return float(value) if value and is_sane(value) else 0.0
+    return float(value) if value and is_usable_number(value) else 0.0

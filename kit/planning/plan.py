@@ -7,7 +7,7 @@ Decisions. `kit render` prints a plan. `kit submit` writes the same plan and run
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -30,7 +30,7 @@ from kit.planning.sbatch_header import salloc_options
 from kit.planning.steps import shell_checks, shell_step
 from kit.planning.unexpanded_words import unexpanded
 from kit.spec import slurm_filename_pattern
-from kit.spec.job import Job
+from kit.spec.job import LINES_TABLES, Job
 from kit.spec.roles import filled
 from kit.spec.schema_base import Model
 
@@ -196,7 +196,8 @@ def _kits_own(made: Decisions) -> Iterator[PlanFile]:
 
 def _records(made: Decisions) -> Iterator[PlanFile]:
     """Files that record the run's inputs, for `kit rerun` and for comparing runs."""
-    yield PlanFile(name="job.toml", text=_toml(made.job))
+    unused = {name for name in LINES_TABLES if name not in made.job.lines}
+    yield PlanFile(name="job.toml", text=_toml(made.job, without=unused))
     yield PlanFile(name="cluster.toml", text=_toml(made.resolved.cluster))
     yield PlanFile(name="launcher.toml", text=_toml(made.resolved.launcher))
     for lock in (pin.lock for pin in made.pins.distinct):
@@ -204,8 +205,10 @@ def _records(made: Decisions) -> Iterator[PlanFile]:
             yield PlanFile(name=f"locks/{lock.name}.lock", text=_toml(lock))
 
 
-def _toml(model: Model) -> str:
-    return tomli_w.dumps(model.model_dump(mode="json", by_alias=True, exclude_none=True))
+def _toml(model: Model, *, without: Collection[str] = ()) -> str:
+    """The model with its defaults, but no empty tables. without: names of its tables that are left out."""
+    table = model.model_dump(mode="json", by_alias=True, exclude_none=True, exclude=set(without))
+    return tomli_w.dumps({key: value for key, value in table.items() if value != {}})
 
 
 def _files_of(made: Decisions, placed: RolePlacement) -> tuple[PlanFile, ...]:

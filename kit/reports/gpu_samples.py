@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 
 from kit import untrusted_files
-from kit.json_lines import is_sane
+from kit.json_lines import is_usable_number
 from kit.spec.run_paths import RunPaths
 
 _FILE = re.compile(r"slurm-[0-9]+\.(?P<node>.+)\.gutil")
@@ -62,4 +62,4 @@ def parse(lines: Iterable[str]) -> Samples:
 
 
 def _number(word: str) -> float | None:
-    return float(word) if is_sane(word) else None
+    return float(word) if is_usable_number(word) else None

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 
 from kit import untrusted_files
-from kit.json_lines import is_sane
+from kit.json_lines import is_usable_number
 from kit.spec.run_paths import RunPaths
 
 _FILE = re.compile(r"slurm-[0-9]+\.(?P<node>.+)\.progress")
@@ -80,7 +80,7 @@ def _parse_line(line: str, looks: dict[tuple[str, int], list[tuple[float, float]
         try:
             role, _, rank = words[0].rpartition("@")
             took, every = float(words[4]), int(words[5])
-            if every and is_sane(words[4]) and is_sane(looked):
+            if every and is_usable_number(words[4]) and is_usable_number(looked):
                 looks.setdefault((role, int(rank)), []).append((float(looked), took))
         except (ValueError, IndexError):
             continue

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from kit import json_lines, untrusted_files
 from kit.errors import RunError
-from kit.json_lines import is_sane
+from kit.json_lines import is_usable_number
 from kit.slurm.client import JobId
 from kit.spec.run_paths import RunPaths
 
@@ -150,7 +150,7 @@ def _is_event(event: dict[str, object]) -> bool:
     return (
         isinstance(name, str)
         and all(_number(event.get(key, 0)) is not None for key in _NUMBERS.get(name, ()))
-        and all(is_sane(event.get(key, 0)) for key in ("epoch", "attempt"))
+        and all(is_usable_number(event.get(key, 0)) for key in ("epoch", "attempt"))
     )
 
 

@@ -92,6 +92,10 @@ def _short(value: str) -> str:
 Arg = Annotated[Text, AfterValidator(_short)]
 
 
+# Tables of shell lines beside the ranks.
+LINES_TABLES = ("once", "per_node", "after")
+
+
 class Job(Model):
     """One job file."""
 
@@ -232,8 +236,7 @@ class Job(Model):
     @property
     def lines(self) -> dict[str, Lines]:
         """The tables that have lines beside the ranks, by name."""
-        tables: dict[str, Lines] = {"once": self.once, "per_node": self.per_node, "after": self.after}
-        return {name: one for name, one in tables.items() if one.lines}
+        return {name: one for name in LINES_TABLES if (one := getattr(self, name)).lines}
 
     @property
     def is_launchers(self) -> bool:

@@ -50,13 +50,9 @@ fuse_daemon::is_witness() {
 
 # Sets witness to such a process. Returns 1 if there is none.
 fuse_daemon::find_witness() {
-    local process
-    for process in /proc/[0-9]*; do
-        process="${process#/proc/}"
-        if fuse_daemon::is_witness "${process}"; then
-            witness="${process}"
-            return 0
-        fi
+    for witness in /proc/[0-9]*; do
+        witness="${witness#/proc/}"
+        ! fuse_daemon::is_witness "${witness}" || return 0
     done
     witness=""
     return 1

@@ -233,14 +233,14 @@ def _refuse_other_world():
     """
     import torch.distributed as dist  # noqa: PLC0415
 
-    planned, nodes = (os.environ.get(name, "") for name in ("KIT_WORLD_SIZE", "KIT_NNODES"))
-    said, groups = (os.environ.get(name, "") for name in ("WORLD_SIZE", "GROUP_WORLD_SIZE"))
-    if not (planned.isdigit() and nodes.isdigit() and said.isdigit() and dist.is_available() and dist.is_initialized()):
+    names = ("KIT_WORLD_SIZE", "KIT_NNODES", "WORLD_SIZE", "GROUP_WORLD_SIZE")
+    planned, nodes, said, groups = (int(text) if (text := os.environ.get(name, "")).isdigit() else 0 for name in names)
+    if not (planned and nodes and said and dist.is_available() and dist.is_initialized()):
         return
     # A program that chooses a world of its own does not change the variable, and Ray gives its workers theirs.
-    if dist.get_world_size() != int(said) or "ray" in sys.modules:
+    if dist.get_world_size() != said or "ray" in sys.modules:
         return
-    if int(said) < int(planned) or (groups.isdigit() and int(groups) < int(nodes)):
+    if said < planned or 0 < groups < nodes:
         raise RuntimeError(
             f"this process trains in a world of {said}, and the run has {planned} ranks on {nodes} nodes: "
             "a launcher inside the rank began a training of its own. Start the program without it, or give it rendezvous options"

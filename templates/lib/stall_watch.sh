@@ -47,7 +47,6 @@ stall_watch::end_evidence() {
 stall_watch::judge() {
     local -a files
     local now
-    # From a pipe, bash reads one byte at a time.
     files=("${KIT_RUN_DIR}"/monitor/slurm-"${SLURM_JOB_ID}".*.progress)
     [[ -e "${files[0]}" ]] || return 0
     clock::now now

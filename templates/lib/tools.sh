@@ -4,8 +4,7 @@
 
 readonly tools_missing=69
 
-# tools::home CACHE: sets a HOME that can be written, where the user's own cannot: in a read-only container, Jupyter, editors and shells
-# would fail on their first file. It is in the cache folder of the node, so settings are there the next time.
+# tools::home CACHE: sets a HOME in the node's cache folder, which stays, where a read-only container has none that can be written.
 tools::home() {
     local home="$1/home"
     [[ ! -w "${HOME:-/nonexistent}" ]] || return 0

@@ -15,8 +15,10 @@ import pytest
 from kit import data_folders, shell
 from kit.errors import KitError
 from kit.images import check_against_lock, image_lock
+from kit.images.engine import Engine
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, daemons, down, up
 from kit.slurm.embedded.conf import parse_version
+from tests.cluster.image_lab import engine_of_one_module, import_base
 from tests.cluster.lab import Lab, mounts_of
 from tests.support import REPO
 
@@ -72,6 +74,14 @@ def train_cpu() -> Path:
         if done.returncode != 0:
             pytest.skip(f"the train-cpu image cannot be built here: {done.stderr.splitlines()[-1:]}")
     return store
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    """The Docker Engine, with a small base."""
+    with engine_of_one_module() as found:
+        import_base(found, tmp_path_factory.mktemp("base"))
+        yield found
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from kit import shell
 from kit.errors import ConfigError, ImageError
 from kit.images import buildkit
 from kit.images import engine as engines
-from tests.cluster.image_lab import ImageLab, engine_of_one_module, import_base, wait_until
+from tests.cluster.image_lab import ImageLab, wait_until
 
 pytestmark = pytest.mark.engine
 
@@ -25,13 +25,6 @@ STEPS = HEAD + (
 )
 VALUE = "kit-secret-of-a-build"
 SECRETS = '[build.secrets]\ntoken = { env = "KIT_TEST_TOKEN" }\n"net.rc" = { file = "../../a, b.netrc" }\n'
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.Engine]:
-    with engine_of_one_module() as found:
-        import_base(found, tmp_path_factory.mktemp("base"))
-        yield found
 
 
 @pytest.fixture

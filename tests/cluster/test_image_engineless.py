@@ -17,7 +17,7 @@ import pytest
 from kit import shell
 from kit.errors import EngineError
 from kit.images import engine as engines
-from tests.cluster.image_lab import ImageLab, engine_of_one_module, import_base, needs_root
+from tests.cluster.image_lab import ImageLab, needs_root
 from tests.support import REPO
 
 pytestmark = [
@@ -45,13 +45,6 @@ ARG BASE
 FROM ${BASE}
 RUN mkdir -p /real /tmp && ln -s /real /soft && chmod 1777 /tmp && echo s > /real/s && chmod 4755 /real/s
 """
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.Engine]:
-    with engine_of_one_module() as found:
-        import_base(found, tmp_path_factory.mktemp("base"))
-        yield found
 
 
 @pytest.fixture

@@ -28,8 +28,6 @@ from tests.cluster.image_lab import (
     BASE,
     DOCKERFILE,
     ImageLab,
-    engine_of_one_module,
-    import_base,
     needs_root,
     wait_until,
 )
@@ -72,13 +70,6 @@ WAYS = {
     ),
     "import-merge": Way(words=("import-image", "./saved.tar", "--name", "it"), method="merging the layers"),
 }
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.Engine]:
-    with engine_of_one_module() as found:
-        import_base(found, tmp_path_factory.mktemp("base"))
-        yield found
 
 
 @pytest.fixture

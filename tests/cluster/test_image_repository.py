@@ -12,7 +12,7 @@ import pytest
 from kit import shell
 from kit.images import engine as engines
 from kit.images import image_lock
-from tests.cluster.image_lab import BASE, ImageLab, engine_of_one_module, import_base
+from tests.cluster.image_lab import BASE, ImageLab
 
 pytestmark = pytest.mark.engine
 
@@ -29,13 +29,6 @@ FROM ${{BASE}} AS run
 ENV PATH=/bin
 COPY --from=build /made /made
 """
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.Engine]:
-    with engine_of_one_module() as found:
-        import_base(found, tmp_path_factory.mktemp("base"))
-        yield found
 
 
 @pytest.fixture

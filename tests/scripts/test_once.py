@@ -18,6 +18,7 @@ def test_once_runs_once_per_job_on_the_first_node(tmp_path: Path) -> None:
     )
     assert ran.read_text() == "ran\n"
     assert "--nodelist=n1 " in lab.calls("srun")[0]
+    assert "--nodes=1 --ntasks=1 " in lab.calls("srun")[0]
     lab.bash(SOURCE + "once::before_ranks", CODE="0", KIT_DONE=str(ran), SLURM_JOB_ID="8")
     assert ran.read_text() == "ran\nran\n", "another job of the run"
 

@@ -32,7 +32,11 @@ end = time.monotonic() + 60
 while not os.path.exists(path) and time.monotonic() < end:
     time.sleep(0.01)
 dist.broadcast(torch.ones(2, 4, dtype=torch.float64), 0)
-raise RuntimeError("of the program")
+try:
+    raise RuntimeError("of the program")
+finally:
+    # Otherwise a thread of torch may outlive Python, which aborts the process.
+    dist.destroy_process_group()
 """
 
 
@@ -42,8 +46,7 @@ def test_the_last_collectives_are_told(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(REPO / "templates/lib"), "TORCH_FR_BUFFER_SIZE": "100"}
     argv = [sys.executable, "-c", PROGRAM, str(path)]
     done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True, timeout=120)
-    # On a busy machine, torch's own thread may still run when Python is gone: then it aborts.
-    assert done.returncode == 1 or "terminate called without an active exception" in done.stderr
+    assert done.returncode == 1
     assert done.stdout.split() == ["None", "True"], "asked again with a later step, until there is a process group"
     told = path.read_text().splitlines()
     assert [line.partition(" of ")[0] for line in told] == [f"kit: collective 0 #{n} all_reduce" for n in range(3, 11)]

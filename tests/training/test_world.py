@@ -35,11 +35,7 @@ def test_a_torchrun_inside_the_rank_is_named(tmp_path: Path, planned: str, nodes
     env = {**os.environ, "PYTHONPATH": path, "KIT_WORLD_SIZE": planned, "KIT_NNODES": nodes, "WORLD_SIZE": planned}
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     argv += [str(tmp_path / "program.py"), str(tmp_path / "reports")]
-    for _ in range(2):
-        done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True, timeout=110)
-        # On a busy machine, gloo may give up before its peer listens: that is nothing of the kit.
-        if "connectFullMesh failed" not in done.stderr:
-            break
+    done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True, timeout=240)
     assert done.returncode == code, done.stderr
     assert ("trained in a world of 2" in done.stdout) == (code == 0)
     said = f"RuntimeError: this process trains in a world of 2, and the run has {planned} ranks on {nodes} nodes"

@@ -317,3 +317,10 @@ def test_a_second_ctrl_c_stops_the_cleaning_up() -> None:
         said = process.stderr.read().splitlines()
     assert process.returncode == 130
     assert said == ["interrupted again: the next start of kit removes what this one leaves", "interrupted"]
+
+
+def test_a_command_of_a_group_has_its_options_whatever_was_imported_before() -> None:
+    """A shared option that was declared before typer was imported was missing."""
+    code = "import sys, kit.cli.results\nsys.argv = ['kit', 'cluster', 'status', '--help']\nfrom kit.cli import main\nmain()"
+    done = shell.run([sys.executable, "-c", code])
+    assert "--json" in done.stdout

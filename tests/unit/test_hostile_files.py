@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import multiprocessing
 import os
 import random
 import shutil
 import sys
 import traceback
 from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -123,16 +125,21 @@ def answer_of(*words: str) -> tuple[str, str]:
     out, found = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", errors="backslashreplace", write_through=True), ""
     before, sys.argv = sys.argv, ["kit", *words]
     try:
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(out), contextlib.suppress(SystemExit):
             command.main()
-    except SystemExit:
-        pass
     except BaseException:  # noqa: BLE001 - whatever it is, it is what is looked for
         found = traceback.format_exc()
     finally:
         sys.argv = before
     assert isinstance(out.buffer, io.BytesIO)
     return out.buffer.getvalue().decode(), found
+
+
+@pytest.fixture
+def commands(project: Path) -> Iterator[Executor]:
+    """A process of its own: what the commands import there has no effect on other tests."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+        yield pool
 
 
 @pytest.fixture
@@ -144,14 +151,16 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield tmp_path
 
 
-def require_clean(words: tuple[str, ...], changed: str, said: tuple[str, str]) -> None:
-    text, found = said
-    assert not found, f"kit {' '.join(words)}\n{found}\nwith:\n{changed[:4000]}"
-    assert "\x1b]" not in text, "a title of the terminal from a file"
+def problem(commands: Executor, words: tuple[str, ...], changed: str) -> str:
+    """What is wrong with the answer of a command; empty if it is an answer or one error."""
+    text, found = commands.submit(answer_of, *words).result()
+    if "\x1b]" in text:
+        found = f"a title of the terminal from a file: {text!r}"
+    return f"kit {' '.join(words)}\n{found}\nwith:\n{changed[:4000]}" if found else ""
 
 
 @pytest.mark.timeout(600)
-def test_no_file_of_a_job_or_cluster_ends_in_a_traceback(project: Path) -> None:
+def test_no_file_of_a_job_or_cluster_ends_in_a_traceback(project: Path, commands: Executor) -> None:
     choice = random.Random(SEED)
     jobs = [path.read_text() for path in sorted(REPO.glob("examples/*/job.toml"))]
     cluster = (REPO / "clusters" / "pod.toml").read_text()
@@ -166,11 +175,11 @@ def test_no_file_of_a_job_or_cluster_ends_in_a_traceback(project: Path) -> None:
             "-c",
             "pod",
         )
-        require_clean(words, f"{changed}\n# clusters/pod.toml\n{theirs}", answer_of(*words))
+        assert problem(commands, words, f"{changed}\n# clusters/pod.toml\n{theirs}") == ""
 
 
 @pytest.mark.timeout(600)
-def test_no_file_of_a_run_ends_in_a_traceback(project: Path) -> None:
+def test_no_file_of_a_run_ends_in_a_traceback(project: Path, commands: Executor) -> None:
     choice = random.Random(SEED)
     good = make(project / "good", 8, minutes=2)
     run = project / "runs" / "gpt-1"
@@ -183,7 +192,7 @@ def test_no_file_of_a_run_ends_in_a_traceback(project: Path) -> None:
         (run / name).write_text(changed, encoding="utf-8", errors="surrogatepass")
         words = choice.choice(COMMANDS)
         words = (words[0], run.name, *words[1:])
-        require_clean(words, f"{name}: {changed[-2000:]}", answer_of(*words))
+        assert problem(commands, words, f"{name}: {changed[-2000:]}") == ""
 
 
 def test_values_that_nothing_can_compute_with_are_dropped(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from kit.config import load_model
-from kit.errors import ImageError, UsageError
+from kit.errors import ConfigError, ImageError, UsageError
 from kit.images import build_context, dockerfile_needs, repository_context, repository_image
 from kit.images.repository_image import RepositoryOptions
 from kit.spec.image import ImageSpec
@@ -122,7 +122,7 @@ def test_an_image_of_a_repository_is_written_once(repo: Path) -> None:
         repository_image.prepare(RepositoryOptions(context=repo, network="host"), repo)
     assert toml.read_text() == written
     (repo / "Dockerfile").rename(repo / "src/Containerfile")
-    with pytest.raises(ImageError, match="no Dockerfile in this folder"):
+    with pytest.raises(ConfigError, match="no Dockerfile in this folder"):
         repository_image.prepare(RepositoryOptions(context=repo), repo)
     file = repo / "src/Containerfile"
     assert repository_image.prepare(RepositoryOptions(context=repo, file=file, name="other"), repo) == "other"

@@ -593,8 +593,6 @@ setup = []
 debug = false
 when = []
 
-[rank_args]
-
 [env]
 TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
 
@@ -678,21 +676,6 @@ extra = []
 max_restarts = 0
 local_ranks_filter = []
 
-[once]
-lines = []
-container = true
-timeout_s = 0
-
-[per_node]
-lines = []
-container = true
-timeout_s = 0
-
-[after]
-lines = []
-container = true
-timeout_s = 600
-
 [secrets]
 env = []
 
@@ -701,8 +684,6 @@ on = []
 to = []
 by = "watch"
 
-[checkpoint]
-
 [profile]
 ranks = [
     0,
@@ -710,10 +691,6 @@ ranks = [
 
 [metrics]
 tensorboard = false
-
-[roles]
-
-[stages]
 KIT_FILE
     unpack 644 cluster.toml <<'KIT_FILE'
 description = "InfiniBand, 8-GPU nodes, QOS table"
@@ -771,8 +748,6 @@ signers = []
 NCCL_IB_DISABLE = "0"
 NCCL_NET_GDR_LEVEL = "PHB"
 NCCL_DEBUG = "WARN"
-
-[defaults]
 KIT_FILE
     unpack 644 launcher.toml <<'KIT_FILE'
 description = "TorchTitan's train module, as one training or as torchft replica groups"
@@ -804,10 +779,6 @@ words = [
 ]
 
 [releases.newer_with]
-
-[programs]
-
-[fits]
 
 [defaults.env]
 TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"

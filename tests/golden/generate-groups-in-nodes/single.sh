@@ -847,8 +847,6 @@ setup = []
 debug = false
 when = []
 
-[rank_args]
-
 [env]
 TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
 
@@ -925,21 +923,6 @@ extra = []
 max_restarts = 0
 local_ranks_filter = []
 
-[once]
-lines = []
-container = true
-timeout_s = 0
-
-[per_node]
-lines = []
-container = true
-timeout_s = 0
-
-[after]
-lines = []
-container = true
-timeout_s = 600
-
 [secrets]
 env = []
 
@@ -947,8 +930,6 @@ env = []
 on = []
 to = []
 by = "watch"
-
-[checkpoint]
 
 [profile]
 ranks = [
@@ -964,10 +945,6 @@ nodes_per_replica = 1
 first_group = 0
 across = false
 restarts = 3
-
-[roles]
-
-[stages]
 KIT_FILE
     unpack 644 cluster.toml <<'KIT_FILE'
 description = "Enroot/Pyxis pod, remapped root, per-user scratch"
@@ -987,8 +964,6 @@ gres = "gpus-per-node"
 [container]
 runtime = "pyxis"
 stage = "shared"
-
-[qos]
 
 [paths]
 runs = "/scratch/{user}/runs"
@@ -1042,10 +1017,6 @@ words = [
 ]
 
 [releases.newer_with]
-
-[programs]
-
-[fits]
 
 [defaults.env]
 TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"

@@ -1006,8 +1006,6 @@ setup = []
 debug = false
 when = []
 
-[rank_args]
-
 [env]
 TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
 
@@ -1084,21 +1082,6 @@ extra = []
 max_restarts = 0
 local_ranks_filter = []
 
-[once]
-lines = []
-container = true
-timeout_s = 0
-
-[per_node]
-lines = []
-container = true
-timeout_s = 0
-
-[after]
-lines = []
-container = true
-timeout_s = 600
-
 [secrets]
 env = []
 
@@ -1106,8 +1089,6 @@ env = []
 on = []
 to = []
 by = "watch"
-
-[checkpoint]
 
 [profile]
 ranks = [
@@ -1123,10 +1104,6 @@ nodes_per_replica = 2
 first_group = 0
 across = false
 restarts = 3
-
-[roles]
-
-[stages]
 KIT_FILE
     unpack 644 cluster.toml <<'KIT_FILE'
 description = "Enroot/Pyxis pod, remapped root, per-user scratch"
@@ -1146,8 +1123,6 @@ gres = "gpus-per-node"
 [container]
 runtime = "pyxis"
 stage = "shared"
-
-[qos]
 
 [paths]
 runs = "/scratch/{user}/runs"
@@ -1201,10 +1176,6 @@ words = [
 ]
 
 [releases.newer_with]
-
-[programs]
-
-[fits]
 
 [defaults.env]
 TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
