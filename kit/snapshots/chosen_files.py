@@ -54,6 +54,7 @@ def choose(folder: Path, *, without: Collection[Path] = (), rules: Sequence[str]
     else:
         ignore = _ignored(folder, (*_NEVER, *rules), (".gitignore", IGNORE_FILE) if listed is None else (IGNORE_FILE,))
     found: dict[str, os.stat_result] = {}
+    outputs = set(_own_outputs())
     added, passed = [], []
     for path, tracked in listed or _walk(folder, ignore, out, asked_by):
         if (out and _within(path, out)) or (ignore and ignore.match_file(path)):
@@ -64,7 +65,7 @@ def choose(folder: Path, *, without: Collection[Path] = (), rules: Sequence[str]
             continue  # git tracks the file, but it was deleted
         except PermissionError as error:
             raise _unreadable(os.path.dirname(path), error, asked_by) from None  # noqa: PTH120 - relative
-        if stat.S_ISDIR(seen.st_mode):
+        if stat.S_ISDIR(seen.st_mode) or (seen.st_dev, seen.st_ino) in outputs:
             continue
         if not (stat.S_ISREG(seen.st_mode) or stat.S_ISLNK(seen.st_mode)):
             passed.append(path)
@@ -83,6 +84,15 @@ def choose(folder: Path, *, without: Collection[Path] = (), rules: Sequence[str]
         ]
         passed += _not_ignored(folder, beside)
     return Chosen(files=found, added=tuple(added) if by_git else (), passed=tuple(passed), without=out, by_git=by_git)
+
+
+def _own_outputs() -> Iterator[tuple[int, int]]:
+    """Device and inode of the files that this command prints to: `kit submit >submit.log` changes its file while it is read."""
+    for number in (1, 2):
+        with contextlib.suppress(OSError):
+            seen = os.fstat(number)
+            if stat.S_ISREG(seen.st_mode):
+                yield seen.st_dev, seen.st_ino
 
 
 def _special_files(folder: Path, found: Iterable[str]) -> Iterator[str]:

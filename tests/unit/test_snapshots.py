@@ -99,6 +99,15 @@ def test_what_the_caller_names_is_left_out(repo: Path) -> None:
     assert found == {"train.py", "lib/a.py", ".gitignore", "logs/readme"}
 
 
+def test_the_commands_own_output_is_left_out(repo: Path) -> None:
+    """`kit submit >said.txt 2>errors.txt` in the job's folder changed its own files, and was refused."""
+    code = "import sys; from pathlib import Path; from kit.snapshots.chosen_files import choose\n"
+    code += "print(*choose(Path(sys.argv[1]), asked_by='job.toml').files, sep='\\n')"
+    with (repo / "said.txt").open("w") as said, (repo / "errors.txt").open("w") as errors:
+        subprocess.run([sys.executable, "-c", code, str(repo)], check=True, stdout=said, stderr=errors)
+    assert set((repo / "said.txt").read_text().split()) == {"train.py", "lib/a.py", ".gitignore"}
+
+
 def test_submodules_and_repositories_inside_are_taken_and_one_never_fetched_is_empty(
     repo: Path, tmp_path: Path
 ) -> None:
