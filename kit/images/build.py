@@ -110,7 +110,7 @@ def _read(order: BuildOrder, report: Report, above: tuple[str, ...]) -> tuple[_B
         held = other[0].packages.pip if other else {}
         requirements_lock.refresh(spec.python, entry.folder, held, locked=order.locked, on_line=report.stage)
     temporary_names.sweep(entry.folder)
-    context = (entry.folder / (spec.build.context or "")).resolve() if spec.build.context else entry.folder
+    context = (entry.folder / spec.build.context).resolve() if spec.build.context else entry.folder
     file = Path(os.path.normpath(context / spec.build.dockerfile))
     notes = ["the build had a network: another build may give other bytes"] if spec.build.network != "none" else []
     needs = dockerfile_needs.read(file, target=spec.build.target, args=spec.build.args, own_base=spec.base is None)
@@ -171,9 +171,7 @@ def _lacking(order: BuildOrder, base: str) -> str:
                 f"image {order.name}: its base, image {base}, has no lock", hint=f"run 'kit build-image {base}' first"
             )
         return "it was not built yet"
-    lock = image_lock.read(place)
-    stored = store.path(order.store, lock.sha256)
-    return "its file is not in the store" if lock.source == "build" and not stored.is_file() else ""
+    return "its file is not in the store" if store.lacks_built(order.store, image_lock.read(place)) else ""
 
 
 def _engine(folder: _BuildFolder, report: Report) -> Engine | None:

@@ -21,6 +21,7 @@ from pathlib import Path
 from kit.errors import ImageError
 from kit.images import block_list, cross_host_lock, temporary_names
 from kit.owning_process import Owner
+from kit.spec.image import ImageLock
 
 # Leftovers of a builder on another host can only be judged by their age.
 _FOREIGN_LEFTOVER_S = 24 * 3600.0
@@ -33,6 +34,11 @@ NO_SPACE = "free space (or inodes: 'df -i') on the store's filesystem, or name a
 def path(store: Path, sha256: str) -> Path:
     """The path of the image with this digest (64 hex digits), whether it exists or not."""
     return store / "sha256" / f"{sha256}.sqsh"
+
+
+def lacks_built(store: Path, lock: ImageLock) -> bool:
+    """Whether the store lacks an image that `kit build-image` can make again. Imported images are not counted."""
+    return lock.source == "build" and not path(store, lock.sha256).is_file()
 
 
 def lock_file(store: Path, name: str) -> Path:

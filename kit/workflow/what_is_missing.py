@@ -47,10 +47,7 @@ class JobPlace:
 def lacking(name: str, store: Path, project: Path) -> bool:
     """Whether `kit build-image` has to make an image: its lock or its file is not there. Imported images are not counted."""
     place = image_lock.find(name, project=project)
-    if place is None:
-        return True
-    lock = image_lock.read(place)
-    return lock.source == "build" and not store_files.path(store, lock.sha256).is_file()
+    return place is None or store_files.lacks_built(store, image_lock.read(place))
 
 
 def unbuilt(job: Mapping[str, Any], place: JobPlace) -> str:
@@ -66,10 +63,6 @@ def images(jobs: Iterable[Prepared]) -> dict[str, Path]:
     for job in jobs:
         for pinned in job.plan.decisions.pins.distinct if job.remote is None and job.earlier is None else ():
             store = Path(pinned.stored).parent.parent
-            if (
-                pinned.lock
-                and pinned.lock.source == "build"
-                and not store_files.path(store, pinned.lock.sha256).is_file()
-            ):
+            if pinned.lock and store_files.lacks_built(store, pinned.lock):
                 found[pinned.lock.name] = store
     return found
