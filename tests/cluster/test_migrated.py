@@ -152,7 +152,7 @@ def test_a_script_that_stages_data_and_copies_results(lab: Lab) -> None:
     """Each node gets its copy before the ranks; the results are copied although a rank failed."""
     lab.write(
         """\
-command = ["bash", "-c", "cat $KIT_RUN_DIR/data-$SLURMD_NODENAME; exit $((RANK == 1 ? 9 : 0))"]
+command = ["bash", "fails_last.sh"]
 shape = "srun"
 [per_node]
 lines = ["echo copied to $SLURMD_NODENAME >$KIT_RUN_DIR/data-$SLURMD_NODENAME"]
@@ -162,6 +162,16 @@ lines = ["echo the run ended with $KIT_EXIT_CODE, $(ls $KIT_RUN_DIR/data-* | wc 
 nodes = 2
 ranks_per_node = 1
 """
+    )
+    # Rank 1 fails when rank 0 is done: who fails first ends the others, and rank 0 may begin later than rank 1 on a busy machine.
+    (lab.project / "fails_last.sh").write_text(
+        """\
+cat "${KIT_RUN_DIR}/data-${SLURMD_NODENAME}"
+((RANK == 1)) || { : >"${KIT_RUN_DIR}/rank-0-is-done"; exit 0; }
+until [[ -e ${KIT_RUN_DIR}/rank-0-is-done ]]; do sleep 0.1; done
+exit 9
+""",
+        encoding="utf-8",
     )
     run = lab.run("--no-container")
     assert run.done.returncode == 9, run.log("batch")

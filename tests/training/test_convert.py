@@ -115,7 +115,9 @@ def gpt() -> Any:
     return model.GPT(model.Shape(layers=2, heads=4, dim=64, context=64)).eval()
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.smoke) if name == "ddp" else name for name in RUNS]
+)
 @pytest.mark.parametrize("shard_size", [10**9, 60_000], ids=["one-file", "many-files"])
 def test_huggingface_logits(name: str, shard_size: int, trained: Any, tmp_path: Path) -> None:
     need("safetensors")

@@ -139,6 +139,7 @@ def test_batch_that_does_not_divide_is_refused_with_its_numbers(training: Any) -
     assert "Traceback" not in run.output()
 
 
+@pytest.mark.smoke
 def test_mnist_files_and_class_folders(training: Any, tools: Any, tmp_path: Path) -> None:
     def idx(name: str, *shape: int) -> None:
         size = 1

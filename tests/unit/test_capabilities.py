@@ -7,6 +7,7 @@ import re
 from functools import cache
 
 from kit.cli.groups import PLACES
+from tests.rows import rows
 from tests.support import REPO
 
 ROWS = {"S0": 40, "S1": 27, "S2": 40, "S3": 21, "S4": 35, "L": 11, "H": 18, "W": 2, "D": 6, "T": 13, "C": 12}
@@ -62,6 +63,33 @@ def test_what_it_names_is_there() -> None:
     words = named(TEXT)
     assert len(words) > sum(ROWS.values())
     assert [word for word in words if not there(word)] == []
+
+
+@cache
+def marked_smoke(test: str) -> bool:
+    """Whether CI runs a case of a test of tests/training: it runs those marked smoke."""
+    path, _, name = test.partition("::")
+    tree = ast.parse((REPO / path).read_text(encoding="utf-8"))
+    marks = [
+        ast.unparse(node.value)
+        for node in tree.body
+        if isinstance(node, ast.Assign) and "pytestmark" in ast.unparse(node)
+    ]
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == name]
+    marks += [ast.unparse(mark) for node in functions for mark in node.decorator_list]
+    return any("mark.smoke" in mark for mark in marks)
+
+
+def test_ci_runs_a_training_test_of_each_row_that_needs_one() -> None:
+    """CI builds no large image and runs the training tests marked smoke: a row that only others show fails it."""
+    named = {row: tests for row, tests in rows(TEXT).items() if any("tests/training/" in test for test in tests)}
+    assert len(named) > 20
+    unseen = {
+        row: tests
+        for row, tests in named.items()
+        if not any(marked_smoke(test) if "tests/training/" in test else "tests/unit/" in test for test in tests)
+    }
+    assert unseen == {}
 
 
 def test_a_name_that_is_not_there_is_noticed() -> None:
