@@ -64,6 +64,15 @@ def write_text(path: Path, text: str) -> None:
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None
 
 
+def head(path: Path | str, most: int) -> bytes:
+    """The first `most` bytes of a regular file."""
+    handle, size = _open(path)
+    try:
+        return _read(handle, most, size)
+    finally:
+        os.close(handle)
+
+
 def tail(path: Path | str, most: int) -> bytes:
     """The last `most` bytes of a regular file."""
     handle, size = _open(path)

@@ -242,17 +242,22 @@ def prune_images(
     place = store_of(store, cluster)
     image_store.prepare(place)
     in_use = {sha256 for sha256, runs in _runs_by_digest().items() if any(_needs_image(run) for run in runs)}
-    gone = store_contents.prune(
+    done = store_contents.prune(
         place, data_folders.project(), in_use=in_use, older_than_s=older_than * _DAY_S, dry_run=dry_run
     )
+    gone = done.gone
     if not dry_run:
         hot_pages.forget(find_runs.folders(data_folders.project()), [path.stem for path, _ in gone])
     layers = layer_cache.prune(older_than_s=older_than * _DAY_S, dry_run=dry_run)
     if as_json:
-        typer.echo(json.dumps({"dry_run": dry_run, "removed": [str(path) for path, _ in (*gone, *layers)]}))
+        kept = [{"path": str(path), "reason": reason} for path, reason in done.refused]
+        removed = [str(path) for path, _ in (*gone, *layers)]
+        typer.echo(json.dumps({"dry_run": dry_run, "removed": removed, "kept": kept}))
         return
     for path, size in (*gone, *layers):
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path} ({size / 1e6:.0f} MB)")
+    for path, reason in (*done.refused, *done.strange):
+        typer.echo(f"{'left' if path.parent.name == 'sha256' else 'no note'}: {path}: {reason}", err=True)
     total = sum(size for _, size in (*gone, *layers)) / 1e6
     typer.echo(f"{total:.0f} MB in {len(gone)} images and {len(layers)} cached layers", err=True)
 

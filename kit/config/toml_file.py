@@ -12,11 +12,14 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from kit import untrusted_files
 from kit.errors import ConfigError, Fault
 from kit.validation import config_error
 
 M = TypeVar("M", bound=BaseModel)
 Table = dict[str, Any]
+# Larger than any TOML file of a person or of the kit.
+_MOST_BYTES = 16 << 20
 
 
 def load_toml(path: Path) -> Table:
@@ -43,7 +46,7 @@ def _text_of(path: Path) -> str:
                 f"{shown(path)}: this is {what}, and a TOML file is expected", hint="name the file itself"
             )
         # Editors on Windows may write a byte order mark first.
-        return path.read_text(encoding="utf-8-sig")
+        return untrusted_files.read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
         raise ConfigError(
             f"{shown(path)}: no such file", hint="run 'kit init' for a first job file, or name another one"

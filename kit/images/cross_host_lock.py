@@ -17,13 +17,16 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+from kit import untrusted_files
 from kit.errors import ImageError
-from kit.images import repeating_thread
+from kit.images import repeating_thread, temporary_names
 from kit.owning_process import Owner
 
 _HEARTBEAT_S = 10.0
 _STALE_S = 120.0
 _POLL_S = 0.1
+# Bytes of an owner's identity, with the longest name of a host.
+_MOST_BYTES = 4096
 # Error numbers of file systems without hard links: exFAT and FAT, FUSE mounts, others.
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EACCES})
 
@@ -55,15 +58,23 @@ def hold(path: Path, *, on_wait: Callable[[str], None] = lambda _: None) -> Iter
 
 def _same(path: Path, claim: Path) -> bool:
     """Whether the lock belongs to this claim: the same inode or, without hard links, the same text."""
-    return path.samefile(claim) or path.read_bytes() == claim.read_bytes()
+    return os.path.samestat(path.lstat(), claim.lstat()) or ((text := _text(path)) != "" and text == _text(claim))
+
+
+def _text(path: Path) -> str:
+    """The text of a lock; empty for a file that cannot be read, or that no kit wrote: every user of a store makes locks."""
+    try:
+        return untrusted_files.read_text(path, most=_MOST_BYTES)
+    except OSError:
+        return ""
 
 
 def sweep(folder: Path) -> None:
     """Remove the locks and claims of dead processes from a folder of locks."""
     for path in folder.iterdir():
-        with contextlib.suppress(FileNotFoundError):
-            owner = Owner.parse(path.read_text(encoding="utf-8"))
-            if owner is not None and owner.alive() is False:
+        owner = Owner.parse(_text(path))
+        if owner is not None and owner.alive() is False:
+            with contextlib.suppress(ImageError):
                 _break(path)
 
 
@@ -97,8 +108,8 @@ def _put(claim: Path, path: Path) -> None:
 
 def _stale(path: Path, claim: Path) -> bool:
     try:
-        owner = Owner.parse(path.read_text(encoding="utf-8"))
-        age = _now(claim) - path.stat().st_mtime
+        owner = Owner.parse(_text(path))
+        age = _now(claim) - path.lstat().st_mtime
     except FileNotFoundError:
         return False
     alive = owner.alive() if owner else None
@@ -109,17 +120,18 @@ def _break(path: Path) -> None:
     # Two waiting processes may arrive here at once. Each renames the file that it finds, and the second may remove the first one's
     # new lock. Then two builders work at the same time. That costs time only: the store is addressed by content.
     grave = path.with_name(f".{path.name}.{secrets.token_hex(6)}.stale")
-    with contextlib.suppress(FileNotFoundError):
+    try:
         path.rename(grave)
-        grave.unlink()
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise ImageError(f"{path}: cannot be removed: {error.strerror}", hint=f"ls -ld {path}") from None
+    temporary_names.remove(grave)
 
 
 def _holder(path: Path) -> str:
-    with contextlib.suppress(FileNotFoundError):
-        owner = Owner.parse(path.read_text(encoding="utf-8"))
-        if owner:
-            return f"process {owner.pid} on {owner.host}"
-    return "another process"
+    owner = Owner.parse(_text(path))
+    return f"process {owner.pid} on {owner.host}" if owner else "another process"
 
 
 def _now(claim: Path) -> float:
@@ -131,5 +143,5 @@ def _now(claim: Path) -> float:
 def _beat(path: Path, claim: Path) -> None:
     with contextlib.suppress(OSError):
         os.utime(claim)
-        if not path.samefile(claim) and _same(path, claim):
+        if not os.path.samestat(path.lstat(), claim.lstat()) and _same(path, claim):
             os.utime(path)

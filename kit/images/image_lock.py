@@ -65,8 +65,7 @@ def head(path: Path) -> Head:
     changed or removed one of these lines is read completely.
     """
     try:
-        with untrusted_files.open_regular(path) as stream:
-            start = stream.read(_HEAD_BYTES).decode("utf-8", errors="replace").partition("\n[")[0]
+        start = untrusted_files.head(path, _HEAD_BYTES).decode("utf-8", errors="replace").partition("\n[")[0]
     except OSError:
         start = ""
     lines = [_HEAD_LINE.fullmatch(line) for line in start.splitlines()]

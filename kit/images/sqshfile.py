@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from kit import shell
+from kit import shell, untrusted_files
 from kit.errors import LockError
 from kit.images import enroot_layout
 from kit.spec.image import ImageConfig, Squash
@@ -126,8 +126,7 @@ def _inode_size(inodes: bytearray, place: int, kind: int, block: int) -> int:
 
 def _superblock(path: Path, hint: str) -> bytes:
     try:
-        with path.open("rb") as image:
-            head = image.read(_LENGTH)
+        head = untrusted_files.head(path, _LENGTH)
     except OSError as error:
         raise LockError(f"{path}: cannot be read: {error.strerror}", hint=hint) from None
     if len(head) < _LENGTH or not head.startswith(MAGIC):

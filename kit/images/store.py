@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from kit import untrusted_files
 from kit.errors import ImageError
 from kit.images import block_list, cross_host_lock, temporary_names
 from kit.owning_process import Owner
@@ -26,6 +27,8 @@ from kit.spec.image import ImageLock
 # Leftovers of a builder on another host can only be judged by their age.
 _FOREIGN_LEFTOVER_S = 24 * 3600.0
 
+# Bytes of the facts about an image.
+_MOST_FACTS = 1 << 20
 _DISK_TAKES_NO_MORE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO})
 _NO_MODES = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS})
 NO_SPACE = "free space (or inodes: 'df -i') on the store's filesystem, or name another store with --store"
@@ -146,14 +149,9 @@ def register(store: Path, lock_file: Path) -> None:
         if not note.is_file():
             with temporary_names.beside(note) as incoming:
                 incoming.write_text(f"{place}\n", encoding="utf-8")
+                # A note that others cannot read, by this user's umask, would stop their prune.
+                _chmod(incoming, 0o644 & store.stat().st_mode | 0o400)
                 incoming.rename(note)
-
-
-def registered(store: Path) -> list[Path]:
-    """The registered locks that still exist."""
-    notes = sorted((store / "refs").glob("[0-9a-f]*")) if (store / "refs").is_dir() else []
-    places = [Path(note.read_text(encoding="utf-8").rstrip("\n")) for note in notes]
-    return [place for place in places if place.is_file()]
 
 
 def settle(file: Path) -> str:
@@ -174,8 +172,8 @@ def digest_of(file: Path) -> str:
 def facts(store: Path, sha256: str) -> dict[str, object]:
     """The facts that `publish` wrote about an image; empty if there are none."""
     try:
-        found = json.loads(path(store, sha256).with_suffix(".json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        found = json.loads(untrusted_files.read_bytes(path(store, sha256).with_suffix(".json"), most=_MOST_FACTS))
+    except (OSError, ValueError, RecursionError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import re
+import stat
 import time
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import data_folders
+from kit import data_folders, own_folders
 from kit.errors import ConfigError, ImageError
-from kit.images import block_list, image_lock, store
+from kit.images import block_list, image_lock, store, store_notes
 
 _FILE = re.compile(r"^([0-9a-f]{64})\.sqsh$")
 
@@ -46,48 +47,80 @@ def known_locks(store_dir: Path, project: Path) -> dict[Path, image_lock.Head]:
     A damaged lock of another project is left out here. While there is one, `prune` removes nothing.
     """
     found = {}
-    for path in _lock_files(store_dir, project):
+    for path in _lock_files(store_notes.read(store_dir), project):
         with contextlib.suppress(ConfigError):
             found[path] = image_lock.head(path)
     return found
 
 
-def prune(
-    store_dir: Path, project: Path, *, in_use: Collection[str], older_than_s: float, dry_run: bool
-) -> list[tuple[Path, int]]:
-    """Remove images that no lock names, no run uses, and that are old enough; return them with their sizes in bytes.
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """gone: images that were removed, with their sizes in bytes. refused: images that this user may not remove, each with the
+    reason. strange: files in `refs/` that are no notes, each with the reason.
+    """
+
+    gone: tuple[tuple[Path, int], ...]
+    refused: tuple[tuple[Path, str], ...] = ()
+    strange: tuple[tuple[Path, str], ...] = ()
+
+
+def prune(store_dir: Path, project: Path, *, in_use: Collection[str], older_than_s: float, dry_run: bool) -> Pruned:
+    """Remove images that no lock names, no run uses, and that are old enough.
 
     in_use: digests (64 hex digits) of queued and running jobs. dry_run: only list them. ImageError when a lock cannot be read,
     because the image that it names is then unknown.
     """
-    locks = known_locks(store_dir, project)
-    unreadable = [path for path in _lock_files(store_dir, project) if path not in locks]
-    if unreadable:
-        raise ImageError(
-            f"{unreadable[0]}: this lock cannot be read, so nothing was removed: it may name an image of the store",
-            hint="repair or remove the lock first",
-        )
-    kept = {known.sha256 for known in locks.values()} | set(in_use)
-    gone = []
+    notes = store_notes.read(store_dir)
+    kept = _locked(notes, project) | set(in_use)
+    gone, refused = list[tuple[Path, int]](), list[tuple[Path, str]]()
     for sha256, path in _files(store_dir).items():
-        stat = path.stat()
-        if sha256 in kept or time.time() - stat.st_mtime < older_than_s:
-            continue
-        if not dry_run:
-            path.unlink()
-            for suffix in (".json", block_list.SUFFIX):
-                path.with_suffix(suffix).unlink(missing_ok=True)
-        gone.append((path, stat.st_size))
-    return gone
+        try:
+            found = path.lstat()
+            if sha256 in kept or time.time() - found.st_mtime < older_than_s:
+                continue
+            if not dry_run:
+                _remove(path)
+            gone.append((path, found.st_size))
+        except FileNotFoundError:
+            continue  # another prune was faster
+        except OSError as error:
+            # In a folder with the sticky bit, only an image's owner and root remove it.
+            refused.append((path, f"belongs to {own_folders.user(found.st_uid)}: {error.strerror}"))
+    return Pruned(gone=tuple(gone), refused=tuple(refused), strange=notes.strange)
 
 
-def _lock_files(store_dir: Path, project: Path) -> list[Path]:
+def _locked(notes: store_notes.Notes, project: Path) -> set[str]:
+    """The digests that locks name. ImageError for a lock that cannot be read."""
+    if notes.unseen:
+        raise ImageError(
+            f"{notes.unseen[0]}: you may not read it, so nothing was removed: it may name an image of the store",
+            hint="let root run this command",
+        )
+    found = set()
+    for path in _lock_files(notes, project):
+        try:
+            found.add(image_lock.head(path).sha256)
+        except ConfigError:
+            raise ImageError(
+                f"{path}: this lock cannot be read, so nothing was removed: it may name an image of the store",
+                hint="repair or remove the lock first",
+            ) from None
+    return found
+
+
+def _remove(path: Path) -> None:
+    path.unlink()
+    for suffix in (".json", block_list.SUFFIX):
+        path.with_suffix(suffix).unlink(missing_ok=True)
+
+
+def _lock_files(notes: store_notes.Notes, project: Path) -> list[Path]:
     own = [
         path
         for root in data_folders.roots(project)
         for path in sorted((root / "containers").glob(f"*/{image_lock.FILE}"))
     ]
-    return list(dict.fromkeys([*own, *store.registered(store_dir)]))
+    return list(dict.fromkeys([*own, *notes.locks]))
 
 
 def _by_digest(locks: dict[Path, image_lock.Head]) -> dict[str, list[tuple[Path, image_lock.Head]]]:
@@ -106,12 +139,13 @@ def _files(store_dir: Path) -> dict[str, Path]:
 
 def _locked_row(store_dir: Path, sha256: str, places: list[tuple[Path, image_lock.Head]]) -> Row:
     path, known = store.path(store_dir, sha256), places[0][1]
-    present = path.is_file() and path.stat().st_size == known.size
+    made, size = _made(path)
+    present = size == known.size
     return Row(
         name=known.name,
         sha256=sha256,
         size=known.size,
-        made=path.stat().st_mtime if present else 0.0,
+        made=made if present else 0.0,
         present=present,
         locks=tuple(place for place, _ in places),
     )
@@ -119,5 +153,14 @@ def _locked_row(store_dir: Path, sha256: str, places: list[tuple[Path, image_loc
 
 def _loose_row(store_dir: Path, path: Path, sha256: str) -> Row:
     name = str(store.facts(store_dir, sha256).get("name", "?"))
-    stat = path.stat()
-    return Row(name=name, sha256=sha256, size=stat.st_size, made=stat.st_mtime, present=True, locks=())
+    made, size = _made(path)
+    return Row(name=name, sha256=sha256, size=max(size, 0), made=made, present=size >= 0, locks=())
+
+
+def _made(path: Path) -> tuple[float, int]:
+    """When an image was made, in seconds since the epoch, and its size in bytes; -1 if there is no such file."""
+    try:
+        found = path.stat()
+    except OSError:
+        return 0.0, -1
+    return (found.st_mtime, found.st_size) if stat.S_ISREG(found.st_mode) else (0.0, -1)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from kit import own_folders
+from kit.images import store_notes
 
 _FOLDERS = ("sha256", "refs", "tmp", "locks")
 
@@ -24,6 +25,8 @@ def problems(store: Path) -> Iterator[str]:
     for folder in (store, *(store / name for name in _FOLDERS)):
         if folder.is_dir():
             yield from _folder(folder)
+    for path, reason in store_notes.read(store).strange:
+        yield f"{path}: no note of the kit ({reason}): remove it"
     for path in sorted((store / "sha256").glob("*")) if (store / "sha256").is_dir() else ():
         yield from _file(path)
 

@@ -20,6 +20,7 @@ import pytest
 from kit import shell
 from kit.errors import KitError, LockError, RunError, UsageError
 from kit.images import store as images
+from kit.images import store_notes
 from kit.runs import archive_format, exporting, find_runs, importing, prepare_run, rerun, run_facts, status, workspace
 from kit.runs.importing import ImportedRun
 from kit.slurm.client import QueuedJob
@@ -163,7 +164,7 @@ def test_with_its_image(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.Mon
     assert not any(name.startswith("image/") for name in exporting.export(ended, tmp_path / "b.tar.gz").index.members)
     found = brought(tmp_path / "a.tar.zst", elsewhere)
     assert images.path(elsewhere / "store", sha256).read_bytes() == content
-    assert images.registered(elsewhere / "store") == [found.run_dir / "locks/train-cpu.lock"], "it is not pruned"
+    assert store_notes.read(elsewhere / "store").locks == (found.run_dir / "locks/train-cpu.lock",), "it is not pruned"
     images.path(store, sha256).write_bytes(content[:-1] + b"x")
     with pytest.raises(LockError):
         exporting.export(ended, tmp_path / "c.tar.gz", with_image=True)

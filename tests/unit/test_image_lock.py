@@ -145,8 +145,8 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def _prune(root: Path, project: Path, *, in_use: frozenset[str] = frozenset(), older_than_s: float = 0) -> set[str]:
-    gone = store_contents.prune(root, project, in_use=in_use, older_than_s=older_than_s, dry_run=False)
-    return {path.stem for path, _ in gone}
+    done = store_contents.prune(root, project, in_use=in_use, older_than_s=older_than_s, dry_run=False)
+    return {path.stem for path, _ in done.gone}
 
 
 def test_prune_keeps_what_a_lock_a_job_or_its_age_protects(tmp_path: Path, project: Path) -> None:

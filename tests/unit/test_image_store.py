@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from kit.errors import ImageError
-from kit.images import cross_host_lock, store, store_contents
+from kit.images import cross_host_lock, store, store_contents, store_notes
 from kit.owning_process import Owner
 from tests.cluster.image_lab import wait_until
 
@@ -141,8 +141,8 @@ def test_what_a_newer_kit_keeps_in_the_store_is_left_alone(tmp_path: Path) -> No
     store.prepare(place)
     loose = store.path(place, "2" * 64)
     loose.write_bytes(b"x")
-    gone = store_contents.prune(place, tmp_path / "other", in_use=(), older_than_s=0, dry_run=False)
-    assert [path for path, _ in gone] == [loose]
+    done = store_contents.prune(place, tmp_path / "other", in_use=(), older_than_s=0, dry_run=False)
+    assert [path for path, _ in done.gone] == [loose]
     assert [path for path in (*kept, image, place / "locks/z.lock") if not path.exists()] == []
     (row,) = [row for row in store_contents.rows(place, tmp_path / "other") if row.sha256 == "1" * 64]
     assert (row.name, row.present, row.locks) == ("theirs", True, (lock,))
@@ -216,6 +216,6 @@ def test_registered_locks_are_found_as_long_as_they_exist(tmp_path: Path) -> Non
     lock.write_text("")
     store.register(tmp_path, lock)
     store.register(tmp_path, lock)
-    assert store.registered(tmp_path) == [lock]
+    assert store_notes.read(tmp_path) == store_notes.Notes(locks=(lock,))
     lock.unlink()
-    assert store.registered(tmp_path) == []
+    assert store_notes.read(tmp_path) == store_notes.Notes()

@@ -1,0 +1,163 @@
+"""Files that other users put into a shared store: notes, locks, and images that this user may not remove. C15."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from kit import data_folders
+from kit.errors import ImageError
+from kit.images import cross_host_lock, image_lock, store, store_contents, store_safety
+from tests.support import make_lock
+
+NOBODY = 65534
+
+STRANGE: dict[str, Callable[[Path], object]] = {
+    "not UTF-8": lambda path: path.write_bytes(b"\xff\xfe"),
+    "a FIFO": os.mkfifo,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a folder": lambda path: path.mkdir(),
+    "a link to nothing": lambda path: path.symlink_to("nothing"),
+    "no path": lambda path: path.write_text("relative\n"),
+    "a path with a zero byte": lambda path: path.write_text("/a\0b\n"),
+    "too large": lambda path: path.write_text("/" + "x" * 100_000),
+    "a log of the kernel": lambda path: path.symlink_to("/proc/kmsg"),
+}
+
+
+@pytest.fixture(autouse=True)
+def only_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No locks of this user or of the kit."""
+    monkeypatch.setattr(data_folders, "roots", lambda project: [project])
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Path:
+    """A store with one image that nobody names."""
+    store.prepare(tmp_path / "store")
+    store.path(tmp_path / "store", "1" * 64).write_bytes(b"x")
+    return tmp_path / "store"
+
+
+def prune(place: Path) -> store_contents.Pruned:
+    return store_contents.prune(place, place.parent, in_use=(), older_than_s=0, dry_run=False)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", STRANGE)
+def test_c15_a_note_that_no_kit_wrote_stops_nothing_and_is_named(place: Path, kind: str) -> None:
+    note = place / "refs" / "00aa"
+    STRANGE[kind](note)
+    rows = [row.sha256 for row in store_contents.rows(place, place.parent)]
+    done = prune(place)
+    assert rows == ["1" * 64]
+    assert [path.stem for path, _ in done.gone] == ["1" * 64]
+    assert [path for path, _ in done.strange] == [note]
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("kind", [*STRANGE, "a link to itself"])
+def test_c15_a_lock_that_no_kit_wrote_is_taken_over_when_it_has_no_heartbeat(place: Path, kind: str) -> None:
+    """It names no owner who could be alive."""
+    lock = store.lock_file(place, "x")
+    make = STRANGE.get(kind, lock.symlink_to)
+    make(lock)
+    os.utime(lock, (0, 0), follow_symlinks=False)
+    store.prepare(place)
+    with cross_host_lock.hold(lock):
+        assert lock.is_file()
+    assert not os.path.lexists(lock)
+
+
+@pytest.mark.timeout(60)
+def test_c15_a_young_lock_that_no_kit_wrote_is_waited_for(place: Path) -> None:
+    lock = store.lock_file(place, "x")
+    os.mkfifo(lock)
+    told, held = threading.Event(), list[bool]()
+
+    def wait() -> None:
+        with cross_host_lock.hold(lock, on_wait=lambda _: told.set()):
+            held.append(True)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    assert told.wait(30)
+    assert held == []
+    os.utime(lock, (0, 0))
+    waiting.join(30)
+    assert held == [True]
+
+
+# ---- two users ----
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A store with the modes of docs/guides/shared-store.md, below folders that every user can pass, with one image of root."""
+    if os.geteuid() != 0:
+        pytest.skip("only root can become another user")
+    with tempfile.TemporaryDirectory() as name:
+        Path(name).chmod(0o755)
+        place = Path(name) / "store"
+        place.mkdir()
+        place.chmod(0o3777)
+        store.prepare(place)
+        store.path(place, "1" * 64).write_bytes(b"x")
+        yield place
+
+
+@contextlib.contextmanager
+def nobody() -> Iterator[None]:
+    """Another user for the block: without root's capabilities, the kernel checks each file's mode."""
+    os.seteuid(NOBODY)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_c15_a_prune_goes_on_after_the_image_of_another_user_and_names_it(shared: Path) -> None:
+    with nobody():
+        own = store.path(shared, "2" * 64)
+        own.write_bytes(b"yy")
+        done = prune(shared)
+    assert done.gone == ((own, 2),)
+    assert done.refused == ((store.path(shared, "1" * 64), "belongs to root (0): Operation not permitted"),)
+
+
+@pytest.mark.parametrize("hidden", ["the note", "the folder of the lock", "refs"])
+def test_c15_nothing_is_pruned_while_a_lock_cannot_be_read(shared: Path, hidden: str) -> None:
+    """Its image could be any: a home folder is closed on most systems."""
+    lock = shared.parent / "home" / image_lock.FILE
+    image_lock.write(lock, make_lock("theirs"))
+    store.register(shared, lock)
+    (note,) = (shared / "refs").iterdir()
+    named = {"the note": note, "the folder of the lock": lock.parent, "refs": shared / "refs"}[hidden]
+    named.chmod(0o700 if named.is_dir() else 0o600)
+    with nobody():
+        rows = [row.sha256 for row in store_contents.rows(shared, shared.parent / "other")]
+        with pytest.raises(ImageError, match="you may not read it, so nothing was removed") as caught:
+            prune(shared)
+    assert rows == ["1" * 64]
+    assert str(lock if hidden == "the folder of the lock" else named) in caught.value.message
+
+
+def test_c15_a_note_can_be_read_by_all_whatever_the_umask(shared: Path) -> None:
+    before = os.umask(0o077)
+    try:
+        store.register(shared, shared / image_lock.FILE)
+    finally:
+        os.umask(before)
+    assert [path.stat().st_mode & 0o777 for path in (shared / "refs").iterdir()] == [0o644]
+
+
+def test_c15_the_doctor_names_what_is_no_note(place: Path) -> None:
+    note = place / "refs" / "00aa"
+    os.mkfifo(note)
+    assert f"{note}: no note of the kit (not a regular file): remove it" in [*store_safety.problems(place)]
