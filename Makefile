@@ -109,7 +109,6 @@ schema: ## rewrite docs/schema from the models
 
 reference: ## rewrite docs/reference and the man pages from the code
 	@$(PY) scripts/reference.py
-	@$(PY) scripts/command_table.py
 	@$(PY) scripts/architecture.py
 
 docs: ## the site of the pages in site/, for any browser, without a network

@@ -12,11 +12,11 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from kit.cli import interrupts, plain_words, program_words
+from kit.cli import interrupts, program_words
 from kit.cli.groups import GROUPS
 
 if TYPE_CHECKING:
-    from kit.cli.typed_words import app
+    from kit.cli.command_group import app
     from kit.errors import KitError
 
 __all__ = ["GROUPS", "app", "main", "print_error"]
@@ -27,16 +27,14 @@ _OUTPUT_ERRORS = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EBADF, 
 def __getattr__(name: str) -> Any:
     if name != "app":
         raise AttributeError(f"module 'kit.cli' has no attribute {name!r}")
-    from kit.cli import typed_words
+    from kit.cli import command_group
 
-    return typed_words.app
+    return command_group.app
 
 
 def main() -> NoReturn:
     """Run the command line; exit with the code of the error's class (kit/errors.py)."""
     _collect_garbage_less_often()
-    if _completed():
-        sys.exit(0)
     from kit import shell
     from kit.errors import KitError
 
@@ -59,44 +57,14 @@ def main() -> NoReturn:
     sys.exit(_flushed(code))
 
 
-def _completed() -> bool:
-    """Whether this call was a shell's completion request that is answered now. It comes first, because a person waits for it."""
-    asked = "_KIT_COMPLETE" in os.environ and os.path.basename(sys.argv[0]) == "kit" and "typer" not in sys.modules  # noqa: PTH119
-    offered = plain_words.completed() if asked else None
-    if offered is not None:
-        print(offered)
-    return offered is not None
-
-
 def _run() -> int:
     """The command's own exit code. The caller handles KitError and OSError."""
     try:
-        # If typer is already loaded, as in a program that calls the kit, this saves no time.
-        found = plain_words.read(sys.argv[1:]) if "typer" not in sys.modules else None
-        if found is None:
-            from kit.cli import typed_words
+        from kit.cli import command_group
 
-            return typed_words.run()
-        return _called(found)
+        return command_group.run()
     except KeyboardInterrupt:
         return interrupts.end()
-
-
-def _called(found: plain_words.Command) -> int:
-    """Run a command that was read without typer. Exceptions of typer end it as typer would."""
-    try:
-        found.function()(**found.keywords)
-    except Exception as error:
-        typer = sys.modules.get("typer")
-        if isinstance(error, EOFError):
-            print(file=sys.stderr)
-            return interrupts.end()
-        if typer is not None and isinstance(error, typer.Exit):
-            return int(error.exit_code)
-        if typer is not None and isinstance(error, typer.Abort):
-            return interrupts.end()
-        raise
-    return 0
 
 
 def _failed(error: KitError | OSError) -> int:

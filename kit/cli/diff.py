@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.runs import RunsDir, find_dir
-from kit.cli.typer_later import typer
 from kit.safe_text import clean
 
 if TYPE_CHECKING:

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from kit.cli.json_options import ManifestJson
 from kit.cli.runs import ThisRun
-from kit.cli.typer_later import typer
 
 
 def export(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from kit.cli.typer_later import typer
+import typer
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 ManifestJson = Annotated[bool, typer.Option("--json", help="Print the manifest as JSON.")]

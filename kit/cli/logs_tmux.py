@@ -9,8 +9,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from kit.cli.runs import RunName, RunsDir, find_dir, folders
-from kit.cli.typer_later import typer
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from kit.cli.job_options import ClusterName
 from kit.cli.json_options import Json
-from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from kit.health.failing_nodes import NodeRecord

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from kit.cli.typer_later import typer
+import typer
 
 if TYPE_CHECKING:
     from kit.cli.render import Asked

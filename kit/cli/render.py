@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from kit.cli import choose_cluster
 from kit.cli.job_options import Base, ClusterChoice, Containers, JobFile, Overrides, Point
 from kit.cli.submit_messages import show_arguments, show_warnings
-from kit.cli.typer_later import typer
 from kit.errors import UsageError
 from kit.runs.atomic_write import write
 
 if TYPE_CHECKING:
-    from kit.cli.kept_render import Drawn
     from kit.planning.plan import Plan
     from kit.runs.prepare_run import Prepared
     from kit.runs.two_clusters import TwoRuns
@@ -47,25 +47,13 @@ def render(
     base: Base = False,
 ) -> None:
     """Show the files that a submit would write and the command that it would run. Nothing is submitted."""
-    from kit.cli import kept_render
-
     overrides = list(set_ or [])
     part = part_of(point, base=base)
-
-    def planned() -> Asked:
-        return prepare_asked(job, cluster, overrides=overrides, containers=containers, part=part)
-
+    asked = prepare_asked(job, cluster, overrides=overrides, containers=containers, part=part)
     if plain:
-        _render_plain(planned(), job, output, as_json=as_json)
-        return
-
-    def made() -> Drawn | None:
-        return _planned_and_printed(planned, output, as_json=as_json)
-
-    if output is not None:
-        made()
-        return
-    kept_render.answer([str(job), cluster, containers, overrides, as_json, part], made)
+        _render_plain(asked, job, output, as_json=as_json)
+    else:
+        render_asked(asked, output, as_json=as_json)
 
 
 def part_of(point: int | None, *, base: bool) -> Part | None:
@@ -90,18 +78,6 @@ def _render_plain(asked: Asked, job: Path, output: Path | None, *, as_json: bool
         print(json.dumps({"files": {name: text}, "argv": ["sbatch", name]}, indent=2))
     else:
         print(text, end="")
-
-
-def _planned_and_printed(planned: Callable[[], Asked], output: Path | None, *, as_json: bool) -> Drawn | None:
-    """Returns what is random in the text; None for several jobs."""
-    from kit.cli.kept_render import Drawn
-    from kit.runs.prepare_run import Prepared
-
-    asked = planned()
-    render_asked(asked, output, as_json=as_json)
-    if not isinstance(asked, Prepared):
-        return None
-    return Drawn(asked.plan.job.name, asked.plan.run_id, asked.site.seed)
 
 
 def prepare_asked(

@@ -8,9 +8,10 @@ import time
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.runs import RunsDir, fetched
-from kit.cli.typer_later import typer
 
 
 def report(

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.job_options import Follow, Overrides, Wait
 from kit.cli.json_options import ManifestJson
 from kit.cli.runs import ThisRun
-from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from kit.runs.prepare_run import Prepared

@@ -6,9 +6,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json
-from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,9 +7,10 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.job_options import ClusterName, Containers, Overrides, Yes
-from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from kit.config import Table

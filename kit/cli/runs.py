@@ -10,9 +10,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json, ManifestJson
-from kit.cli.typer_later import typer
 from kit.safe_text import clean
 
 if TYPE_CHECKING:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.job_options import ClusterName, Containers, JobFile, Overrides
-from kit.cli.typer_later import typer
 
 
 def shell(

@@ -6,9 +6,10 @@ import json
 from collections.abc import Mapping
 from typing import Annotated
 
+import typer
+
 from kit.cli.json_options import Json
 from kit.cli.runs import RunName, RunsDir, folders
-from kit.cli.typer_later import typer
 
 # With more ranks, and no --all, they are shown in groups; with more groups, those of fewer ranks are shown.
 _MOST_RANKS, _MOST_GROUPS = 8, 20

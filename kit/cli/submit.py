@@ -9,11 +9,12 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from kit.cli.job_options import After, Base, ClusterChoice, Containers, Follow, JobFile, Overrides, Point, Wait, Yes
 from kit.cli.json_options import ManifestJson
 from kit.cli.render import jobs_of, part_of, prepare_asked, render_asked
 from kit.cli.submit_messages import after_an_interrupt, announced, following, outlooks, show_advice, show_outlook
-from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from kit.cli.render import Asked

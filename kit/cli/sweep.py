@@ -9,10 +9,11 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.job_options import AfterPoints, ClusterName, Containers, JobFile, Overrides
 from kit.cli.submit_messages import show_arguments, show_left_behind, show_warnings
-from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from collections import Counter

@@ -6,10 +6,11 @@ import json
 import time as clock
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json
 from kit.cli.runs import RunsDir, fetched
-from kit.cli.typer_later import typer
 from kit.safe_text import clean
 
 if TYPE_CHECKING:

@@ -8,9 +8,10 @@ import sys
 import time
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from kit.cli.json_options import Json
 from kit.cli.runs import RunName, RunsDir, find_dir
-from kit.cli.typer_later import typer
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,9 +5,10 @@ from __future__ import annotations
 import sys
 from typing import Annotated
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.runs import RunsDir, folders
-from kit.cli.typer_later import typer
 
 
 def watch(

@@ -7,10 +7,11 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import typer
+
 from kit.cli import completion_candidates
 from kit.cli.job_options import Containers, JobFile, Overrides
 from kit.cli.json_options import Json
-from kit.cli.typer_later import typer
 from kit.safe_text import clean
 
 if TYPE_CHECKING:

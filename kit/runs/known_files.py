@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kit import __version__, untrusted_files
-from kit.runs import cache_files, recordings
+from kit.runs import cache_files
 
 # Seconds. A file that changed more recently may change again without a new time: the clock of NFS ticks once a second.
 _SETTLED_S = 2.0
@@ -81,16 +81,13 @@ def _facts(path: Path, read: Callable[[], _Facts], kinds: tuple[type, ...]) -> _
     """The facts of a file: from the cache if the file has not changed, else from `read`."""
     seen = _signature(path)
     key = str(path)
-    # The file counts for what the kit makes of it, and not the cache, which all projects write.
-    with recordings.paused():
-        table = _load()
+    table = _load()
     entry = table.get(key)
     if seen and isinstance(entry, list) and len(entry) == 2 and entry[0] == seen and _are(entry[1], kinds):
         return list(entry[1])
     found = read()
-    with recordings.paused():
-        if seen and time.time() - seen[2] / 1e9 > _SETTLED_S and _signature(path) == seen:
-            _store({**table, key: [seen, found]})
+    if seen and time.time() - seen[2] / 1e9 > _SETTLED_S and _signature(path) == seen:
+        _store({**table, key: [seen, found]})
     return found
 
 

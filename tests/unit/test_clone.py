@@ -13,7 +13,7 @@ import pytest
 from kit import git, shell, trust
 from kit.bisection import commits
 from kit.errors import ConfigError, ToolError
-from kit.runs import manifest, traced_inputs
+from kit.runs import manifest
 from kit.runs.workspace import Left
 from kit.snapshots import patch, scan
 from kit.snapshots.scan import Scan
@@ -180,20 +180,11 @@ def test_git_itself_refuses_the_bare_repository(
     assert not any(ran.iterdir())
 
 
-def test_a_kept_answer_is_asked_of_git_again_in_the_same_way(copied: Path, ran: Path) -> None:
-    with traced_inputs.recorded() as trace:
-        _taken(copied)
-    (asked,) = trace._asked
-    assert traced_inputs.signature("git", asked) == trace._asked[asked]
-    assert not any(ran.iterdir())
-
-
 def test_git_is_only_called_by_one_module() -> None:
     """Each other call would read the configuration of a clone as if it were the user's."""
     call = re.compile(r"""\[\s*["']git["']""")
     found = {str(path.relative_to(ROOT)) for path in (ROOT / "kit").rglob("*.py") if call.search(path.read_text())}
-    # traced_inputs has the word for its records.
-    assert found == {"kit/git.py", "kit/runs/traced_inputs.py"}
+    assert found == {"kit/git.py"}
 
 
 _CLUSTER = (

@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
 
 from kit import __version__, config, hold_signals, shell
-from kit.cli import GROUPS, app, completion_candidates
-from kit.cli.help_lines import HELP_LINES
+from kit.cli import GROUPS, completion_candidates
 from kit.cli.init import init
 from kit.cli.wait_and_follow import goes_on
 from kit.errors import ConfigError, KitError, RunError
@@ -65,17 +63,65 @@ def test_help_has_every_command_in_a_group(tmp_path: Path) -> None:
     assert seen == [(group, name) for group, commands in GROUPS.items() for name in commands]
 
 
-def test_the_lines_of_the_help_are_those_of_the_commands() -> None:
-    group: Any = typer.main.get_command(app)
-    lines = {name: (group.get_command(None, name).help or "").split("\n\n")[0] for name in group.list_commands(None)}
-    assert lines == HELP_LINES
+@pytest.mark.parametrize("words", [["--version"], ["checkpoint-size", "--help"], ["nope"]])
+def test_a_command_imports_no_other_command(words: list[str], tmp_path: Path) -> None:
+    code = KIT.replace("main()", "import atexit; atexit.register(lambda: print(*sys.modules, file=sys.stderr)); main()")
+    done = shell.run([sys.executable, "-c", code, *words], cwd=tmp_path, env={"PATH": "/usr/bin:/bin"}, check=False)
+    loaded = {name for name in done.stderr.split() if name.startswith("kit.cli.")}
+    own = {"kit.cli.checkpoints"} if words[0] == "checkpoint-size" else set()
+    commands = {f"kit.cli.{place.partition('.')[0]}" for group in GROUPS.values() for place in group.values()}
+    assert "kit.cli.command_group" in loaded
+    assert loaded & commands == own
 
 
-def test_the_help_imports_no_command(tmp_path: Path) -> None:
-    code = "import sys; from kit.cli import app; app(['--help'], standalone_mode=False); print(*sys.modules, sep='\\n')"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "kit.cli.help_lines" in done.stdout
-    assert not {"kit.cli.render", "kit.cli.submit", "kit.cli.runs", "kit.cli.images"} & set(done.stdout.splitlines())
+def test_completing_a_name_imports_only_the_commands_that_match(project: Path) -> None:
+    code = KIT.replace("main()", "import atexit; atexit.register(lambda: print(*sys.modules)); main()")
+    env = {"_KIT_COMPLETE": "complete_bash", "COMP_WORDS": "kit tru", "COMP_CWORD": "1", "PATH": "/usr/bin:/bin"}
+    done = shell.run([sys.executable, "-c", code], cwd=project, env=env, check=False)
+    assert done.stdout.splitlines()[0] == "trust"
+    assert not {"kit.cli.render", "kit.cli.submit", "kit.cli.runs", "kit.cli.images"} & set(done.stdout.split())
+
+
+def test_an_unchanged_project_is_read_without_its_models(project: Path) -> None:
+    """The content of a manifest and of the clusters' files is cached. pydantic itself is imported by typer's parser."""
+    listing = "import atexit; atexit.register(lambda: print(*sys.modules)); main()"
+    argv = [sys.executable, "-c", KIT.replace("main()", listing)]
+    env = {"PATH": "/usr/bin:/bin", "HOME": str(project)}
+    for name in ("digits-7", "digits-8"):
+        RunPaths(project / "runs" / name).events.write_text('{"event": "end", "exit_code": "0"}\n')
+    for words in (["status", "digits-7"], ["status"], ["runs"]):
+        shell.run([sys.executable, "-c", KIT, *words], cwd=project, env=env)
+        done = shell.run([*argv, *words], cwd=project, env=env)
+        assert "digits-7" in done.stdout or "digits-8" in done.stdout
+        assert not {"kit.spec.cluster", "kit.spec.job", "jinja2"} & set(done.stdout.split())
+
+
+ENDED = """
+import sys
+sys.argv = ["kit", "runs"]
+import kit.cli.runs
+def ended(*_): raise {}
+kit.cli.runs.folders = ended
+from kit.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("raised", "code", "said"),
+    [
+        ("KeyboardInterrupt", 130, "interrupted\n"),
+        ("BrokenPipeError(32, 'Broken pipe')", 141, ""),
+        ("EOFError", 130, "\ninterrupted\n"),
+        ("__import__('typer').Exit(3)", 3, ""),
+        ("__import__('typer').Abort()", 130, "interrupted\n"),
+        ("OSError(2, 'No such file', 'x')", 1, "kit: error: x: No such file\n"),
+    ],
+)
+def test_how_a_command_ends(tmp_path: Path, raised: str, code: int, said: str) -> None:
+    argv = [sys.executable, "-c", ENDED.format(raised)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (code, said)
 
 
 def test_listing_runs_imports_no_planning(tmp_path: Path) -> None:

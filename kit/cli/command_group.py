@@ -1,4 +1,4 @@
-"""Parses the command line with typer, with help, completion and errors."""
+"""The command line as typer parses it. A command's module is imported when that command is called, or when its help is shown."""
 
 from __future__ import annotations
 
@@ -6,12 +6,10 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperGroup
+from typer.core import TyperGroup
 
 from kit.cli import interrupts
 from kit.cli.groups import PLACES
-from kit.cli.help_lines import HELP_LINES
-from kit.cli.typer_later import declare
 
 # Click's base class of all usage errors. Some releases of typer contain their own click, others use the installed one. The bases of
 # typer's own exception show which.
@@ -33,21 +31,10 @@ class _Commands(TyperGroup):
         super().__init__(**options)
         # Typer looks here for names that resemble a misspelt one.
         self.commands: Any = dict.fromkeys(PLACES)
-        self._only_named = False
 
     def list_commands(self, ctx: Any) -> list[str]:
         """All names, in the order of the groups."""
         return list(PLACES)
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Typer's help page, made from the commands' names and lines alone."""
-        self._only_named = True
-        super().format_help(ctx, formatter)
-
-    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
-        """Click's completion of command names, without importing the commands."""
-        self._only_named = True
-        return super().shell_complete(ctx, incomplete)
 
     def invoke(self, ctx: Any) -> Any:
         """Typer's invoke, except that exceptions for main() pass through typer unhandled."""
@@ -60,18 +47,14 @@ class _Commands(TyperGroup):
         """The command of this name; None if there is none."""
         if cmd_name not in PLACES:
             return None
-        if self._only_named and cmd_name in HELP_LINES:
-            return TyperCommand(cmd_name, help=HELP_LINES[cmd_name], rich_help_panel=PLACES[cmd_name][0])
         group, place = PLACES[cmd_name]
         module, _, function = place.partition(".")
         found = getattr(import_module(f"kit.cli.{module}"), function)
         if function == "app":
-            for member in found.registered_commands:
-                declare(member.callback)
             command: Any = typer.main.get_group(found)
         else:
             one = typer.Typer(add_completion=False)
-            one.command(cmd_name)(declare(found))
+            one.command(cmd_name)(found)
             command = typer.main.get_command(one)
         command.name, command.rich_help_panel = cmd_name, group
         return command
