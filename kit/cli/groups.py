@@ -40,6 +40,7 @@ GROUPS = {
         "port": "port_notebook.port",
         "notebook": "port_notebook.notebook",
         "code": "port_notebook.code",
+        "prune-runs": "prune_runs.prune_runs",
         "prune-snapshots": "snapshots.prune_snapshots",
     },
     "Images": {
