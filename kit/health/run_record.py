@@ -11,7 +11,7 @@ from pathlib import Path
 
 from kit import safe_text, untrusted_files
 from kit.errors import RunError
-from kit.runs import how_ended, resumed_from, run_facts
+from kit.runs import how_ended, log_places, resumed_from, run_facts
 from kit.runs.status import Status
 from kit.spec.run_paths import RunPaths
 
@@ -26,6 +26,9 @@ MOST_RANKS = 1024
 _SKEW_S = 5.0
 _DOUBTED = frozenset({1, 134, 139, 137})
 START = re.compile(r": (?:\S+: )?rank (?P<rank>\d+) of \d+: node rank \d+, local rank \d+, restart \d+$")
+# The lines of the kit itself in a rank's log whose output torchrun writes, and the beginning of what Python says of an error.
+_OWN_LINE = re.compile(rf"{START.pattern}|: torchrun writes what it prints to ")
+_ERROR = re.compile(r"Traceback \(most recent call last\)|^Fatal Python error: ")
 _HOST = re.compile(r"^\S+ (?P<host>\S+): ")
 
 
@@ -82,8 +85,13 @@ class Record:
 
     @cached_property
     def batch(self) -> Log:
-        """The batch log since the last start of the batch script."""
-        return self.log(RunPaths(self.run_dir).batch_log).since(re.compile(how_ended.START))
+        """The batch script's standard error since its last start; the batch log, unless the job sends it elsewhere."""
+        return self.log(log_places.batch(self.run_dir)[0]).since(re.compile(how_ended.START))
+
+    @cached_property
+    def batch_output(self) -> Log:
+        """The batch script's standard output since its last start; usually the same log."""
+        return self.log(log_places.batch(self.run_dir)[-1]).since(re.compile(how_ended.START))
 
     @cached_property
     def values(self) -> Mapping[str, object]:
@@ -119,6 +127,7 @@ class Record:
         """The end of a file; empty if the file does not exist."""
         name = path.relative_to(self.run_dir).as_posix()
         try:
+            path = log_places.real(self.run_dir, path)
             end = untrusted_files.tail(path, most)
             before = max(0, path.stat().st_size - len(end))
             first = 1 + (_newlines(path, before) if before else 0)
@@ -128,11 +137,12 @@ class Record:
         return Log(name, tuple(lines[:-1] if lines[-1] == "" else lines), first)
 
     def rank_log(self, rank: int, role: str) -> Log:
-        """A rank's log since its last start. If the ranks have no logs of their own, the log of the launcher."""
+        """A rank's log since its last start; of several files, that with the error. If there is none, the log of the launcher."""
         folder = RunPaths(self.run_dir).logs / role
         own = folder / f"rank-{rank}.log"
-        if own.exists():
-            return self.log(own).since(START)
+        if logs := [self.log(path).since(START) for path in log_places.of_rank(folder, rank)]:
+            said = [log for log in logs if any(not _OWN_LINE.search(line) for line in log.lines)]
+            return next((log for log in said if any(map(_ERROR.search, log.lines))), (said or logs)[0])
         tasks = sorted(folder.glob("task-*.log"))[:MOST_RANKS]
         return next(
             (log for log in map(self.log, tasks) if log.lines), Log(own.relative_to(self.run_dir).as_posix(), (), 1)

@@ -347,7 +347,7 @@ def _slurms_line(record: Record) -> _SlurmsLine:
     """Slurm's own line in the logs of batch script and launchers, and its reason for ending the job."""
     logs = RunPaths(record.run_dir).logs
     tasks: list[Path] = sorted(logs.glob("**/task-*.log"))[:8]
-    for log in [record.batch, *map(record.log, tasks)]:
+    for log in [record.batch, record.batch_output, *map(record.log, tasks)]:
         for place, line in enumerate(log.lines):
             if (found := re.search(SLURM_ENDED, line)) and ("JOB" in found[0] or found["why"]):
                 evidence = Evidence(file=log.name, line=log.number(place), text=shown(line))

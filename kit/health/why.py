@@ -96,6 +96,7 @@ def _batch(record: Record, rules: tuple[Rule, ...]) -> Answer | None:
     logs = RunPaths(record.run_dir).logs
     said = [
         record.batch,
+        record.batch_output,
         *(record.log(path) for path in sorted(logs.glob("**/task-*.log"))[:8]),
         record.log(logs / "preflight.log"),
     ]

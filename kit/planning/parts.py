@@ -114,6 +114,10 @@ def _chain(made: Decisions) -> str | None:
     return "chain" if made.job.chain else None
 
 
+def _torchrun_rank(made: Decisions) -> str | None:
+    return "torchrun" if made.job.torchrun.options() else None
+
+
 def _rotate(made: Decisions) -> str | None:
     return "rerun --rotate" if made.site.node_order else None
 
@@ -173,6 +177,7 @@ PARTS = (
     Part(name="ready", asked_by=_ready, files=("bin/ready.sh",), phases=False),
     Part(name="chain", asked_by=_chain, files=("lib/chain.sh",), phases=False),
     Part(name="rotate", asked_by=_rotate, files=("lib/rank_numbers.py",), phases=False),
+    Part(name="torchrun_rank", asked_by=_torchrun_rank, files=("bin/torchrun-rank.sh",), phases=False),
     Part(name="site_shell", asked_by=site_shell.asked_by, files=("lib/site_shell.sh",), phases=False),
     Part(name="image_mount", asked_by=_container, files=("lib/image_mount.sh",), phases=False),
     Part(

@@ -38,7 +38,7 @@ def worker(made: Decisions, placed: RolePlacement) -> str:
             "cache_dir": made.paths.inside.cache,
             "seed": made.job.seed,
             "max_restarts": made.job.torchrun.max_restarts,
-            "torchrun_options": made.job.torchrun.options(),
+            "torchrun_options": made.job.torchrun.options(log_dir=f"{made.paths.inside.run}/logs/torchrun"),
         },
     )
 

@@ -52,7 +52,7 @@ def _of_torchrun(made: Decisions) -> Iterator[tuple[str, str]]:
             "the kit itself restarts warm ranks, and torchrun's own restarts (torchrun.max_restarts) have no effect",
             f"retry.in_allocation = {torchrun.max_restarts}, and remove torchrun.max_restarts",
         )
-    for key in ("local_ranks_filter", "tee", "log_dir"):
+    for key in ("local_ranks_filter", "tee", "redirects", "log_dir"):
         if getattr(torchrun, key):
             yield f"warm ranks start without torchrun, and torchrun.{key} has no effect", f"remove torchrun.{key}"
     if made.job.rendezvous == "c10d" and not torchrun.max_restarts:

@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from kit import untrusted_files
-from kit.runs import run_facts
+from kit.runs import log_places, run_facts
 from kit.runs.run_facts import Facts
 from kit.spec.run_paths import RunPaths
 
@@ -65,7 +65,7 @@ def reason(ended: str) -> str:
 def _slurms_word(run_dir: Path, one: Facts) -> str:
     """The reason in the last line of Slurm in the last start's log; empty if there is none, as for a plain cancel."""
     try:
-        text = untrusted_files.tail(RunPaths(run_dir).batch_log, _TAIL_BYTES).decode(errors="replace")
+        text = untrusted_files.tail(log_places.batch(run_dir)[0], _TAIL_BYTES).decode(errors="replace")
     except OSError:
         text = ""
     last = [found.end() for found in re.finditer(START, text)]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from kit import safe_text, untrusted_files
 from kit.errors import UsageError
-from kit.runs import run_facts
+from kit.runs import log_places, run_facts
 from kit.spec.run_paths import RunPaths
 
 _POLL_S, _POLL_MOST_S = 0.2, 2.0
@@ -91,23 +91,36 @@ def sources(run_dir: Path, wanted: Wanted) -> list[Path]:
     """
     paths = RunPaths(run_dir)
 
-    def order(path: Path) -> tuple[str, int, int, int]:
+    def order(path: Path) -> tuple[str, int, int, int, int, str]:
         folder = path.parent.relative_to(paths.logs).as_posix()
         # `replica-10` comes after `replica-9`.
         kind, _, number = folder.rpartition("-")
         by_folder = (kind, int(number)) if number.isdecimal() else ("" if folder == "." else folder, -1)
-        found = re.fullmatch(r"(batch|error|task|rank)(?:-(\d{1,18}))?", path.stem)
-        kinds = ("batch", "error", "task", "rank")
-        place = (kinds.index(found[1]), int(found[2] or 0)) if found else (len(kinds), 0)
-        return (*by_folder, *place)
+        kinds = ("batch", "error", "task")
+        if (of_rank := log_places.rank_log(path)) is not None:
+            return (*by_folder, len(kinds), *of_rank)
+        found = re.fullmatch(r"(batch|error|task)(?:-(\d{1,18}))?", path.stem)
+        place = (kinds.index(found[1]), int(found[2] or 0)) if found else (len(kinds) + 1, 0)
+        return (*by_folder, *place, 0, "")
 
     folder = paths.logs / wanted.role if wanted.role else paths.logs
     # batch.log may be a link to the job's own output file. Links to the newest start of a role would show its lines twice.
     found = [p for p in folder.glob("**/*.log") if not p.name.startswith("latest_")]
+    ranks = [(p, named) for p in found if (named := log_places.rank_log(p))]
     if wanted.ranks:
-        names = {f"rank-{rank}.log" for rank in wanted.ranks}
-        found = [p for p in found if p.name in names]
-    return sorted(found, key=order)
+        return sorted((p for p, named in ranks if named.rank in wanted.ranks), key=order)
+    links = {p: _inode(log_places.real(run_dir, p)) for p, named in ranks if named.stream}
+    # A file of torchrun's in this folder has a second name there.
+    known = {*links.values()}
+    return sorted((p for p in found if not known or p in links or _inode(p) not in known), key=order)
+
+
+def _inode(path: Path) -> tuple[int, int] | None:
+    try:
+        seen = path.stat()
+    except OSError:
+        return None
+    return seen.st_dev, seen.st_ino
 
 
 def name_of(run_dir: Path, path: Path) -> str:
@@ -118,7 +131,8 @@ def name_of(run_dir: Path, path: Path) -> str:
 def require_role(run_dir: Path, role: str | None) -> None:
     """UsageError if the run has no such role; it names the existing ones."""
     logs = RunPaths(run_dir).logs
-    known = sorted(p.name for p in logs.iterdir() if p.is_dir()) if logs.is_dir() else []
+    own = sorted(p.name for p in logs.iterdir() if p.is_dir()) if logs.is_dir() else []
+    known = [name for name in own if name != log_places.TORCHRUN]
     if role is not None and role not in known:
         raise UsageError(
             f"{run_dir.name} has no role {role!r}", hint=f"its roles: {', '.join(known) or 'none, it is a plain job'}"
@@ -155,7 +169,8 @@ def follow(
                 continue
             known = path in tails
             if not known:
-                tails[path] = Tail(path, _start(path, wanted))
+                there = log_places.real(run_dir, path)
+                tails[path] = Tail(there, _start(there, wanted))
             chunks: Iterator[bytes] = (_matching(chunk, wanted.grep) for chunk in tails[path].chunks(last=last))
             if wanted.tail is not None and wanted.grep is not None and not known:
                 chunks = _last_lines(chunks, wanted.tail)

@@ -105,22 +105,33 @@ class Torchrun(Model):
         "restarts them only after failures that a restart can help.",
     )
     local_ranks_filter: tuple[int, ...] = Field(
-        default=(), description="Local ranks whose output torchrun shows in the task's log; default: all."
+        default=(), description="Local ranks whose output `tee` also shows in the task's log; default: all."
     )
     tee: SbatchWord | None = Field(
-        default=None, description="torchrun --tee, such as '3': show output and write it to files.", examples=["3"]
+        default=None,
+        description="torchrun --tee, such as '3': torchrun writes the ranks' output to files, and shows it in the task's log.",
+        examples=["3"],
+    )
+    redirects: SbatchWord | None = Field(
+        default=None,
+        description="torchrun --redirects, such as '3': torchrun writes the ranks' output to files.",
+        examples=["3"],
     )
     log_dir: Text | None = Field(
-        default=None, description="torchrun --log-dir, as a path that the ranks see; default: the kit's own rank logs."
+        default=None,
+        description="torchrun --log-dir: the folder of these files, as a path that the ranks see; default: logs/torchrun in the "
+        "run folder.",
     )
 
-    def options(self) -> list[str]:
-        """The options as words for torchrun, without --max-restarts."""
+    def options(self, *, log_dir: str | None = None) -> list[str]:
+        """The options as words for torchrun, without --max-restarts. log_dir: the default of the key."""
         words = (
             [f"--local-ranks-filter={','.join(map(str, self.local_ranks_filter))}"] if self.local_ranks_filter else []
         )
         words += [f"--tee={self.tee}"] if self.tee else []
-        return [*words, *([f"--log-dir={self.log_dir}"] if self.log_dir else [])]
+        words += [f"--redirects={self.redirects}"] if self.redirects else []
+        folder = self.log_dir or (log_dir if self.tee or self.redirects else None)
+        return [*words, *([f"--log-dir={folder}"] if folder else [])]
 
 
 class Lines(Model):

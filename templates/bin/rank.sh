@@ -24,8 +24,7 @@ if [[ -n "${KIT_MEMORY}" ]]; then
     source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
 fi
 
-# logs/latest_<role>_node_rank_<n>.log is the log of the first rank on the role's n-th node. It is renamed into place, so it always
-# exists.
+# logs/latest_<role>_node_rank_<n>.log is the log of the first rank on the role's n-th node. A rename keeps it there at all times.
 rank::link() {
     if [[ -n "${KIT_ROLE:-}" && "${LOCAL_RANK}" == 0 ]]; then
         local -r link="${KIT_RUN_DIR}/logs/latest_${KIT_ROLE}_node_rank_${NODE_RANK}.log"

@@ -256,14 +256,16 @@ failures::explain() {
 # failures::show ROLE-START CODE ROLE: shows the rank that failed first, with the end of its log, else the launcher's output.
 failures::show() {
     local rank code node role logs="${KIT_RUN_DIR}/logs"
+    local -a said
     if read -r _ rank code node role < <(failures::first "$1"); then
         log::error "${role:+role ${role}: }rank ${rank} on node ${node} failed first, with exit code ${code}"
-        failures::tail "${logs}${role:+/${role}}/rank-${rank}.log"
+        # Its own log, or the files that torchrun wrote at its last start.
+        mapfile -t said < <(printf '%s\n' "${logs}${role:+/${role}}/rank-${rank}".*log | sort --version-sort | tail --lines=2)
+        failures::tail "${said[@]}"
         return 0
     fi
     [[ -z "$3" || ! -d "${logs}/$3" ]] || logs+="/$3"
     log::error "${3:+step $3: }the ranks ended with $2, and no rank recorded why; see ${logs}/task*.log"
-    local -a said
     mapfile -t said < <(find "${logs}" -maxdepth 1 -name 'task-*.log' -size +0 | sort --version-sort | head -n 4)
     ((${#said[@]} == 0)) || failures::tail "${said[@]}"
 }

@@ -428,3 +428,42 @@ def test_outside_a_run_nothing_is_written() -> None:
         [sys.executable, "-c", "from kit_rank import progress\nprogress.step(1)\nprint(progress._folder)"], env=env
     )
     assert done.stdout == "None"
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"rank-0.1.stderr": "{start}earlier\n", "rank-0.2.stderr": "{start}{error}", "rank-0.2.stdout": "step 1\n"},
+        {"rank-0.1.stdout": "step 1\n{error}"},
+        {"rank-0": "{error}", "rank-0.1.stdout": "step 1\n"},
+    ],
+    ids=["stderr", "stdout", "own"],
+)
+def test_the_error_is_found_in_each_file_that_a_rank_writes_to(files: dict[str, str], tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(FOLDER / "exception", run)
+    log = (run / "logs/rank-0.log").read_text()
+    start, error = log[: log.index("\n") + 1], log[log.index("Traceback") :]
+    own = f"{start}2026-01-01T00:00:00+0000 n1: torchrun writes what it prints to /x\n"
+    (run / "logs/rank-0.log").write_text(own)
+    for name, text in files.items():
+        with (run / f"logs/{name}.log").open("a") as file:
+            file.write(text.format(start=start, error=error))
+    (one,) = status.of([run], queue=lambda cluster: {})
+    found = explain(Record(status=one))
+    (where,) = (name for name, text in files.items() if "{error}" in text)
+    assert (found.rule, found.evidence[0].file) == ("exception", f"logs/{where}.log")
+
+
+@pytest.mark.parametrize("stream", ["batch", "error"])
+@pytest.mark.parametrize("name", ["once-failed", "cancelled-by-scancel"])
+def test_a_batch_log_elsewhere_is_read(name: str, stream: str, tmp_path: Path) -> None:
+    """slurm.output and slurm.error: lib/output_links.sh links the job's own files. The newest job's count."""
+    run = shutil.copytree(FOLDER / name, tmp_path / name)
+    as_usual = status.of([run], queue=lambda cluster: {})[0].state, answered(name, tmp_path / "usual").rule
+    (run / "logs/batch.log").rename(tmp_path / "there")
+    (run / f"logs/{stream}-10.log").symlink_to(tmp_path / "there")
+    for other in ("batch-9", *(["batch-10"] if stream == "error" else [])):
+        (run / f"logs/{other}.log").write_text("nothing here\n")
+    (one,) = status.of([run], queue=lambda cluster: {})
+    assert (one.state, explain(Record(status=one)).rule) == as_usual

@@ -186,3 +186,22 @@ def test_every_byte_that_a_terminal_obeys_is_escaped() -> None:
                 assert safe_text.clean_lines(line.encode()).decode() == safe_text.clean(line)
     for bad in (b"\xff", b"\xc2", b"\xed\xa0\x80", b"\xe2\x80", b"\x1b[\x1b[0m0m", b"\xc2\x1b[0m\x9b"):
         assert re.fullmatch(rb"[\x20-\x7e]*", safe_text.clean_lines(bad))
+
+
+def test_files_that_torchrun_wrote_are_the_ranks_logs(run: Path) -> None:
+    """bin/torchrun-rank.sh links them, for each start, by a second name of the file or by a symbolic link."""
+    there = run / "logs/torchrun/none_x/attempt_0/1"
+    there.mkdir(parents=True)
+    (there / "stderr.log").write_text("first\n")
+    (run / "logs/rank-3.1.stderr.log").hardlink_to(there / "stderr.log")
+    (there / "stdout.log").write_text("printed\n")
+    (run / "logs/rank-3.1.stdout.log").symlink_to("/kit/run/logs/torchrun/none_x/attempt_0/1/stdout.log")
+    for name, text in (("rank-3.10.stderr", "tenth\n"), ("rank-3.2.stderr", "second\n"), ("rank-30", "other\n")):
+        (run / f"logs/{name}.log").write_text(text)
+    (run / "logs/rank-3.log").write_text("own\n")
+    shown = ["rank-3 | own", "rank-3.1.stderr | first", "rank-3.1.stdout | printed", "rank-3.2.stderr | second"]
+    shown.append("rank-3.10.stderr | tenth")
+    assert lines(run, ranks=[3]) == shown
+    assert lines(run) == [*shown, "rank-30 | other"]
+    with pytest.raises(UsageError, match="has no role 'torchrun'"):
+        logs.require_role(run, "torchrun")

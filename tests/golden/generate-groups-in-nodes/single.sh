@@ -590,12 +590,12 @@ main() {
         torchrun)
             rank_variables::node_from_slurm
             rank_variables::torchrun_argv
-            # Output that torchrun has to show, filter or write must go through torchrun.
+            # Output that torchrun has to show or write must go through torchrun: torchrun-rank.sh.
             export KIT_TORCHRUN_LOGS="${#KIT_TORCHRUN_OPTIONS[@]}"
             # torchrun handles TERM, but USR1 kills it and its ranks. A signal that is ignored at its start stays ignored, and
             # unignore.sh gives the ranks their signals back.
             trap '' USR1 USR2
-            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
+            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/${KIT_TORCHRUN_OPTIONS[0]:+torchrun-}rank.sh"
             ;;
     esac
 }
@@ -747,12 +747,12 @@ main() {
         torchrun)
             rank_variables::node_from_slurm
             rank_variables::torchrun_argv
-            # Output that torchrun has to show, filter or write must go through torchrun.
+            # Output that torchrun has to show or write must go through torchrun: torchrun-rank.sh.
             export KIT_TORCHRUN_LOGS="${#KIT_TORCHRUN_OPTIONS[@]}"
             # torchrun handles TERM, but USR1 kills it and its ranks. A signal that is ignored at its start stays ignored, and
             # unignore.sh gives the ranks their signals back.
             trap '' USR1 USR2
-            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/rank.sh"
+            exec env -- "${KIT_PROGRAM_ENV[@]}" "${KIT_TORCHRUN_ARGV[@]}" --no-python "${KIT_RUN_DIR}/bin/unignore.sh" "${KIT_RUN_DIR}/bin/${KIT_TORCHRUN_OPTIONS[0]:+torchrun-}rank.sh"
             ;;
     esac
 }
