@@ -117,6 +117,14 @@ BATCH = (
         advice="the lines after it give Enroot's reason, such as a wrong image name, missing credentials, or a user with no shell",
     ),
     Rule(
+        id="task-prolog",
+        verdict=JOB,
+        pattern=r"task_prolog can not be executed \((?P<file>/[^)\s]+)\)",
+        says="Slurm runs the site's TaskProlog {file} in the container, which does not have it",
+        advice='in the cluster file, below [container]: task_prolog = "{file}"',
+        next="scontrol show config",
+    ),
+    Rule(
         id="stage-image",
         verdict=JOB,
         pattern=_STAGED + r"(?P<what>the copy has the digest .*|no node can read .*|.* is not readable here)",

@@ -6,14 +6,16 @@ from __future__ import annotations
 
 import re
 import shlex
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import Literal
 
 from kit import runtimes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault, nearest
 from kit.planning.plan_inputs import Site
-from kit.spec.mount import Mount
+from kit.spec.mount import OF_THE_IMAGE, Mount
 from kit.spec.run_paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
 from kit.spec.schema_base import mountable
 from kit.spec.wrong_value_messages import Invalid
@@ -158,7 +160,20 @@ def _mounts(resolved: Resolved, known: dict[str, str], run: RunPaths, cache: str
             hint = f'target = "/mnt/{name}"'
             raise ConfigError.of(Fault(file=file, key="mounts", problem=problem, hint=hint))
         taken.add(mount.target)
-    return (*own, *(m.model_copy(update={"source": _source(m.source, resolved, known)}) for m in resolved.mounts))
+    jobs = (m.model_copy(update={"source": _source(m.source, resolved, known)}) for m in resolved.mounts)
+    return (*own, *jobs, *_task_prolog(resolved, taken))
+
+
+def _task_prolog(resolved: Resolved, taken: set[str]) -> Iterator[Mount]:
+    """The folder of Slurm's TaskProlog for a Pyxis container; the file alone from a folder that has programs of the image."""
+    prolog = resolved.cluster.container.task_prolog
+    if prolog is None or resolved.job.container.runtime != "pyxis":
+        return
+    folder = str(PurePosixPath(prolog).parent)
+    shared = PurePosixPath(folder).is_relative_to("/usr") or folder in OF_THE_IMAGE | {"/"}
+    path = prolog if shared else folder
+    if not any(PurePosixPath(prolog).is_relative_to(target) for target in taken):
+        yield Mount(source=path, target=path, flags=("ro",))
 
 
 def _source(source: str, resolved: Resolved, known: dict[str, str]) -> str:

@@ -74,7 +74,8 @@ def all_reduce(made: Decisions) -> str:
 def image_env(made: Decisions, placed: RolePlacement) -> str:
     """The text of image-env.sh: the image's short digest, and its values of the variables that Enroot loses."""
     digest = made.pins.of(placed).digest.removeprefix("sha256:")
-    return render("data/image-env.sh", {"image_env": lost_env(made, placed), "image_short": digest[:12]})
+    contained = {"containerized": made.runtime.containerized, "image_env": lost_env(made, placed)}
+    return render("data/image-env.sh", {**contained, "image_short": digest[:12]})
 
 
 def lost_env(made: Decisions, placed: RolePlacement) -> list[tuple[str, str]]:

@@ -47,7 +47,7 @@ def detect(*, env: Mapping[str, str]) -> dict[str, Any]:
         "default_qos": row_name(default["PartitionName"]),
         "node": {"cpus": node.cpus, "gpus": node.gpus, **_memory(node)},
         **({"expedited_requeue": True} if "enable_expedited_requeue" in config.get("SlurmctldParameters", "") else {}),
-        "container": {"runtime": "pyxis" if client.has_pyxis(env=env) else "auto"},
+        "container": {"runtime": "pyxis" if client.has_pyxis(env=env) else "auto", **task_prolog(config)},
         "qos": {row_name(p["PartitionName"]): row_of(p) for p in partitions},
     }
 
@@ -55,6 +55,12 @@ def detect(*, env: Mapping[str, str]) -> dict[str, Any]:
 def _fields(text: str) -> dict[str, str]:
     """Parse `scontrol show config` as name -> value."""
     return dict(re.findall(r"^(\w+)\s*= (.*?)\s*$", text, re.MULTILINE))
+
+
+def task_prolog(config: Mapping[str, str]) -> dict[str, str]:
+    """The site's TaskProlog as a key of [container]; empty if there is none."""
+    path = config.get("TaskProlog", "")
+    return {"task_prolog": path} if path.startswith("/") else {}
 
 
 def _commonest(listed: str, partition: str) -> _Shape:

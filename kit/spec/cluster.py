@@ -14,6 +14,7 @@ from kit.spec.schema_base import (
     ImageStage,
     Memory,
     Model,
+    MountTarget,
     Name,
     RuntimeName,
     SbatchWord,
@@ -108,6 +109,12 @@ class ContainerRules(Model):
         default=None,
         description="true: Pyxis unpacks images. false: Pyxis mounts them. Default: the batch script reads plugstack.conf "
         "on its node.",
+    )
+    task_prolog: MountTarget | None = Field(
+        default=None,
+        description="Slurm's TaskProlog, as `scontrol show config` names it. Slurm runs it in a Pyxis step's container, so its "
+        "folder is mounted there.",
+        examples=["/opt/site/task-prolog.sh"],
     )
     stage: ImageStage = Field(
         default="shared",

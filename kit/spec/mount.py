@@ -15,7 +15,7 @@ Flag = Literal[
 ]  # fmt: skip
 
 # Folders without which no program of an image starts. What is inside them may be mounted over.
-_OF_THE_IMAGE = frozenset({"/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev"})
+OF_THE_IMAGE = frozenset({"/usr", "/bin", "/sbin", "/lib", "/lib64", "/etc", "/proc", "/sys", "/dev"})
 
 
 class Mount(Model):
@@ -30,7 +30,7 @@ class Mount(Model):
 
     @model_validator(mode="after")
     def _possible(self) -> Mount:
-        if self.target.rstrip("/") in _OF_THE_IMAGE:
+        if self.target.rstrip("/") in OF_THE_IMAGE:
             problem = f"a container whose {self.target} is another folder cannot start: the image's programs are there"
             raise Invalid(problem, key=("target",), write=f"/mnt{self.target}")
         if {"ro", "rw"} <= set(self.flags):

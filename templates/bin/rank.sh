@@ -1,7 +1,6 @@
 #!/bin/bash
 # Runs once per rank, inside the container: sends the rank's output to its own log, runs the program, and records how it ended.
-# env(1) sets the job's variables, not bash: names such as RANDOM or SECONDS have a meaning in bash, which would change their
-# values.
+# env(1) sets the job's variables, not bash: names such as RANDOM or SECONDS mean something in bash.
 # shellcheck source-path=SCRIPTDIR/..
 set -euo pipefail
 
@@ -34,8 +33,8 @@ rank::link() {
     fi
 }
 
-# Opens the file of /proc that tells whether this task's slurmstepd lives, as rank_stepd. It is read once the program has ended. By
-# then the FUSE daemons of the container may be gone, and no path can be opened, not even /dev/null.
+# Opens the file that tells whether this task's slurmstepd lives, as rank_stepd: at the program's end the container's FUSE daemons may
+# be gone, and no path can be opened, not even /dev/null.
 rank::hold_slurmstepd() {
     rank_stepd=""
     [[ -z "${KIT_SLURMSTEPD:-}" ]] || { exec {rank_stepd}<"/proc/${KIT_SLURMSTEPD}/stat"; } 2>/dev/null || rank_stepd=""

@@ -1,9 +1,8 @@
 # shellcheck shell=bash
 # Names of containers that Pyxis unpacks: the first step unpacks an image, and later steps of the job reuse the container by its
-# name. The name holds the job, the start of the batch script and the digest. So it never means other bytes, nor a container that a
-# killed start left half unpacked. Pyxis removes only unnamed containers (with container_scope=job also named ones). A separate
-# step, container.sh, removes these, however the job ends. Where Pyxis mounts the image there is nothing to reuse, and a name would
-# make Pyxis unpack it.
+# name. It holds the job, the start of the batch script and the digest: it never means other bytes, nor a container that a killed start
+# left half unpacked. However the job ends, a separate step, container.sh, removes them: Pyxis removes only unnamed containers (with
+# container_scope=job also named ones). An image that Pyxis mounts gets no name: with one, Pyxis would unpack it.
 
 # The beginning of all names of this start. Empty: containers get no name.
 container_names_prefix=""

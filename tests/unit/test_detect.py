@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kit.slurm.detect_cluster import gpus_of, row_name, row_of
+from kit.slurm.detect_cluster import gpus_of, row_name, row_of, task_prolog
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,8 @@ def test_limits_of_a_partition() -> None:
         "partition": "gpu",
         "qos": False,
     }
+
+
+@pytest.mark.parametrize(("shown", "kept"), [("(null)", {}), ("/opt/site/x.sh", {"task_prolog": "/opt/site/x.sh"})])
+def test_the_sites_task_prolog_comes_into_the_cluster_file(shown: str, kept: dict[str, str]) -> None:
+    assert task_prolog({"TaskProlog": shown}) == kept

@@ -160,6 +160,7 @@ LINES = {
     "point-not-made": "the run folder of task 7 was not made",
     "segfault-debug": '  File "/opt/torch/nn/parallel/distributed.py", line 1394 in _ddp_init_helper',
     "image-replaced": "2026-11-22T13:00:00+0000 n1: error: image /s/a.sqsh was replaced under the run: it has the digest x",
+    "task-prolog": "| slurmstepd-n1: error: run_command: slurm task_prolog can not be executed (/opt/site/x.sh) No such file",
     "old-bash": "n2: bash 4.2.46(2)-release is too old here: the kit needs bash 4.4 or newer",
     "stage-image": "  | n2: image not staged: the copy has the digest 1234, the lock says 5678",
     "stage-node": "  | n2: image not staged: its 900 MB do not fit: /tmp/kit-ada/images has 20 MB free",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from kit import shell
 from kit.allocation import minutes
 from kit.errors import ConfigError
 from kit.planning.plan import Plan
@@ -202,6 +204,50 @@ def test_mounts_say_target_and_flags(tmp_path: Path) -> None:
         "/shared/runs/digits-1/bin:/kit/run/bin:ro",
         "/shared/runs/digits-1/lib:/kit/run/lib:ro",
     ]
+
+
+@pytest.mark.parametrize(
+    ("prolog", "job", "mounted"),
+    [
+        ("/opt/site/prolog.sh", "", ["/opt/site:/opt/site:ro"]),
+        ("/usr/local/bin/prolog", "", ["/usr/local/bin/prolog:/usr/local/bin/prolog:ro"]),
+        ("/etc/prolog", "", ["/etc/prolog:/etc/prolog:ro"]),
+        ("/opt/site/prolog.sh", 'mounts = [{ source = "/opt", target = "/opt" }]\n', ["/opt:/opt"]),
+    ],
+)
+def test_a_pyxis_container_has_the_sites_task_prolog(prolog: str, job: str, mounted: list[str], tmp_path: Path) -> None:
+    (tmp_path / "clusters").mkdir()
+    text = (REPO / "clusters/pod.toml").read_text(encoding="utf-8")
+    assert "[container]\n" in text
+    new = text.replace("[container]\n", f'[container]\ntask_prolog = "{prolog}"\n')
+    (tmp_path / "clusters/mine.toml").write_text(new, encoding="utf-8")
+    file = write_job(tmp_path, job + JOB)
+
+    def mounts(*overrides: str) -> list[str]:
+        words = array(plan_of(file, cluster="mine", overrides=overrides), "KIT_STEP_0_ARGV")
+        found = [word.partition("=")[2].split(",") for word in words if word.startswith("--container-mounts=")]
+        return [one for mounts in found for one in mounts if not one.split(":")[1].startswith(("/kit/", "/workspace"))]
+
+    assert mounts() == mounted
+    assert mounts("container.runtime=bubblewrap") == []
+
+
+def test_what_a_task_prolog_sets_and_a_container_lacks_is_left_out(tmp_path: Path) -> None:
+    made = plan_of(write_job(tmp_path, JOB), cluster="pod")
+    (tmp_path / "image-env.sh").write_text(made.text_of("image-env.sh"))
+    (tmp_path / "there.so").touch()
+
+    def kept(**env: str) -> str:
+        script = f'set -euo pipefail; source {tmp_path}/image-env.sh; echo "${{TMPDIR:-none}} ${{LD_PRELOAD:-none}}"'
+        return shell.run(["bash", "-c", script], env={"PATH": os.environ["PATH"], **env}).stdout.strip()
+
+    there = str(tmp_path / "there.so")
+    assert kept() == "none none"
+    assert kept(TMPDIR="/local/job-7", LD_PRELOAD="/opt/nothere.so") == "none none"
+    assert kept(TMPDIR=str(tmp_path), LD_PRELOAD=there) == f"{tmp_path} {there}"
+    assert kept(LD_PRELOAD=f"{there}:/opt/nothere.so") == "none none"
+    bare = plan_of(write_job(tmp_path, JOB), cluster="pod", site=make_site(containers=False))
+    assert "TMPDIR" not in bare.text_of("image-env.sh")
 
 
 @pytest.mark.parametrize(

@@ -666,12 +666,15 @@ KIT_PROGRAM_ENV=(
 )
 KIT_FILE
     unpack 644 roles/lighthouse/image-env.sh <<'KIT_FILE'
-# The image: its short digest, which names the caches of compiled code, and variables that Enroot's login shell removes. Read by
-# worker.sh, shell.sh and probe.sh.
-# shellcheck shell=bash
-# shellcheck disable=SC2034 # lib/cache_folders.sh reads it
+# The image's short digest, which names the caches of compiled code, and variables that Enroot's login shell removes.
+# shellcheck shell=bash disable=SC2034 # lib/cache_folders.sh reads it
 KIT_IMAGE_SHORT=c0ffee000000
 export PATH=/usr/bin
+# What a site's TaskProlog sets may be on the node only. A preloaded library without a slash is looked for, as on the node.
+[[ -d "${TMPDIR:-/}" ]] || unset TMPDIR
+[[ -z "${LD_PRELOAD:-}" ]] || for image_env_file in ${LD_PRELOAD//:/ }; do
+    [[ "${image_env_file}" != */* || -e "${image_env_file}" ]] || unset LD_PRELOAD
+done
 KIT_FILE
     unpack 755 roles/replica-0/worker.sh <<'KIT_FILE'
 #!/bin/bash
@@ -817,12 +820,15 @@ KIT_PROGRAM_ENV=(
 )
 KIT_FILE
     unpack 644 roles/replica-0/image-env.sh <<'KIT_FILE'
-# The image: its short digest, which names the caches of compiled code, and variables that Enroot's login shell removes. Read by
-# worker.sh, shell.sh and probe.sh.
-# shellcheck shell=bash
-# shellcheck disable=SC2034 # lib/cache_folders.sh reads it
+# The image's short digest, which names the caches of compiled code, and variables that Enroot's login shell removes.
+# shellcheck shell=bash disable=SC2034 # lib/cache_folders.sh reads it
 KIT_IMAGE_SHORT=c0ffee000000
 export PATH=/usr/bin
+# What a site's TaskProlog sets may be on the node only. A preloaded library without a slash is looked for, as on the node.
+[[ -d "${TMPDIR:-/}" ]] || unset TMPDIR
+[[ -z "${LD_PRELOAD:-}" ]] || for image_env_file in ${LD_PRELOAD//:/ }; do
+    [[ "${image_env_file}" != */* || -e "${image_env_file}" ]] || unset LD_PRELOAD
+done
 KIT_FILE
     unpack 644 layout.txt <<'KIT_FILE'
 1 node, 2 replica groups of 4 ranks; an average needs 2 of them.
