@@ -73,8 +73,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
 
     train_set, test_set, classes = data.images(args.data, args.image_size)
     micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
-    # drop_last: every rank gets the same number of images. A rank with one more step would wait for ever in its all-reduce.
-    sampler = data.ResumableSampler(train_set, world.ddp_world_size, world.ddp_rank, seed=args.seed, drop_last=True)
+    # Every rank gets the same number of images. A rank with one more step would wait for ever in its all-reduce.
+    sampler = data.ResumableSampler(len(train_set), world.ddp_world_size, world.ddp_rank, seed=args.seed)
     # Pinned host memory: only from there can `non_blocking=True` copy to the GPU while the GPU computes.
     loading = {"num_workers": args.workers, "pin_memory": world.device.type == "cuda"}
     # Making an iterator draws a random number. It must not come from the model's generator, which a resume restores.

@@ -7,7 +7,6 @@ any number of ranks and for every start of a run.
 import argparse
 import hashlib
 import json
-import random
 import shutil
 from array import array
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from torch.distributed.fsdp import FSDPModule
 
 from . import chats, metrics, policy, prepared_set, ranks
 from .faults import Refused
+from .permutation import Permutation
 
 _MADE = "chats.json"
 _COLUMNS = ("tokens", "mask", "bounds")
@@ -52,13 +52,13 @@ class ChatDataset:
         return [self.row("validation", number) for number in range(min(most, self.counts["validation"]))]
 
     def _order(self, first: int, count: int, seed: int) -> Iterator[int]:
-        size, epoch, shuffled = self.counts["train"], -1, list(range(self.counts["train"]))
-        for place in range(first, first + count):
-            if place // size != epoch:
-                epoch = place // size
-                shuffled = list(range(size))
-                random.Random(seed * 1_000_003 + epoch).shuffle(shuffled)
-            yield shuffled[place % size]
+        """The rows at `count` places of the order of all epochs, from `first` on."""
+        size, last = self.counts["train"], first + count
+        while first < last:
+            epoch, place = divmod(first, size)
+            end = min(size, place + last - first)
+            yield from Permutation(size, seed=seed, epoch=epoch).each(range(place, end))
+            first += end - place
 
 
 def opened(args: argparse.Namespace, world: ranks.Ranks, log: metrics.Metrics) -> ChatDataset:

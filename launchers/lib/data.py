@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, Dataset, Sampler, TensorDataset
 
 from . import reports, stop
+from .permutation import Permutation
 from .ranks import Ranks
 
 Images: TypeAlias = Dataset[tuple[torch.Tensor, torch.Tensor]]
@@ -33,22 +34,33 @@ class Loader(DataLoader):  # type: ignore[type-arg]
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-class ResumableSampler(DistributedSampler):  # type: ignore[type-arg]
-    """DistributedSampler that leaves out the finished samples of an epoch. Call set_epoch(), then skip()."""
+class ResumableSampler(Sampler[int]):
+    """The samples of one rank in an epoch: every world size-th of the epoch's order. Call set_epoch(), then skip().
 
-    _skipped = 0
+    The samples that do not divide by the world size are left out, so that every rank has as many. No list of samples is kept: their
+    number changes neither memory nor the time to start (lib/permutation.py).
+    """
+
+    def __init__(self, samples: int, world_size: int, rank: int, *, seed: int) -> None:
+        self._samples, self._world_size, self._rank, self._seed = samples, world_size, rank, seed
+        self._epoch = self._skipped = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        """Use the order of this epoch, counted from 0, from its first sample on."""
+        self._epoch, self._skipped = epoch, 0
 
     def skip(self, samples: int) -> None:
         """Leave out the first `samples` of the epoch, counted over all ranks; a multiple of the world size."""
-        self._skipped = samples // self.num_replicas
+        self._skipped = samples // self._world_size
 
     def __iter__(self) -> Iterator[int]:
-        # The permutation of an epoch depends only on the seed and the epoch. So skipping finds the place where a
-        # stopped run was.
-        return iter(list(super().__iter__())[self._skipped :])
+        # The order of an epoch depends only on the seed and the epoch. So skipping finds the place where a stopped run was.
+        first, last = self._skipped * self._world_size, self._samples // self._world_size * self._world_size
+        order = Permutation(self._samples, seed=self._seed, epoch=self._epoch)
+        return order.each(range(first + self._rank, last, self._world_size))
 
     def __len__(self) -> int:
-        return self.num_samples - self._skipped
+        return self._samples // self._world_size - self._skipped
 
 
 def reported(loader: Iterable[Any]) -> Iterator[Any]:
@@ -77,7 +89,7 @@ def batches(
 
     An epoch has as many whole batches as the dataset holds, so its samples do not depend on the ranks or on `accumulate`.
     """
-    sampler = ResumableSampler(dataset, world.ddp_world_size, world.ddp_rank, seed=seed, drop_last=True)
+    sampler = ResumableSampler(len(dataset), world.ddp_world_size, world.ddp_rank, seed=seed)
     loader = Loader(
         dataset,
         micro_batch,

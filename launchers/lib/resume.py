@@ -12,7 +12,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from . import checkpoint, metrics, reports
+from . import checkpoint, metrics, permutation, reports
 from .memory import InMemory
 from .ranks import Ranks
 
@@ -33,11 +33,22 @@ _MUST_BE_EQUAL = {
 Told = dict[str, Any]
 
 
-def told(program: str, args: argparse.Namespace, *, without: Iterable[str] = (), **more: Any) -> Told:
-    """A checkpoint's record of its run. program: its path below launchers/. without: options that change no number."""
+def told(
+    program: str,
+    args: argparse.Namespace,
+    *,
+    without: Iterable[str] = (),
+    order: str | None = permutation.ORDER,
+    **more: Any,
+) -> Told:
+    """A checkpoint's record of its run. program: its path below launchers/. without: options that change no number.
+
+    order: in which the program reads samples; None where it reads none.
+    """
     left_out = _RUN_OPTIONS | set(without)
     arguments = {name: value for name, value in vars(args).items() if name not in left_out} | more
-    return {"program": program, "arguments": json.loads(json.dumps(arguments, default=str))}
+    made = {"program": program, "arguments": json.loads(json.dumps(arguments, default=str))}
+    return made | ({"order": order} if order else {})
 
 
 def begun(
@@ -98,14 +109,21 @@ def check(resume_from: Path, now: Told, world: Ranks, log: metrics.Metrics, *, e
 
 def _compare(resume_from: Path, then: dict[str, Any], now: Told, equal: set[str]) -> tuple[str | None, list[str]]:
     """The reason why the program cannot continue, if any; and the options that differ and are applied."""
-    if "program" not in then:  # written before checkpoints named their program
-        return None, []
-    if then["program"] != now["program"]:
+    if then.get("program", now["program"]) != now["program"]:
         return (
             f"{resume_from}: written by {then['program']}; {now['program']} cannot read it.\n"
             "  try: --checkpoint-dir with a folder of its own",
             [],
         )
+    if "order" in now and then.get("order") != now["order"]:
+        return (
+            f"{resume_from}: its run read the samples in the order of another version of the kit. In the order of this one, some "
+            "of the epoch would come twice and others never.\n"
+            "  try: the version that wrote it, or another --checkpoint-dir to start anew",
+            [],
+        )
+    if "program" not in then:  # written before checkpoints named their program
+        return None, []
     before, after = then["arguments"], now["arguments"]
     names = [name for name in sorted({*before, *after}) if before.get(name) != after.get(name)]
     changed = [f"{_option(name)} {_shown(before.get(name))} -> {_shown(after.get(name))}" for name in names]

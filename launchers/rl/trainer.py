@@ -94,7 +94,10 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- resume ----
 
     without = (*options.POLICY_SHAPE, *options.TASK, *OF_THE_RUN)
-    told = resume.told("rl/trainer.py", args, without=without, shape=shape, data=task.told, reward=args.reward)
+    what: dict[str, Any] = {"shape": shape, "data": task.told, "reward": args.reward}
+    told = resume.told(
+        "rl/trainer.py", args, without=without, order=None, **what
+    )  # the orchestrator draws the problems
     checkpoints, resume_from = resume.begun(args, world, told, log)
     # Batches trained on, and tokens over all ranks. The test before training is kept here, too.
     position: dict[str, Any] = {"step": 0, "tokens": 0}

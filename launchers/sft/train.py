@@ -119,7 +119,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     # ---- resume ----
 
-    which = {"data": taught.told} if taught else {}
+    # Sums are drawn for each step, so they have no order.
+    which: dict[str, Any] = {"data": taught.told} if taught else {"order": None}
     told = resume.told("sft/train.py", args, without=(*options.POLICY_SHAPE, *OF_THE_DATA), shape=shape, **which)
     checkpoints, resume_from = resume.begun(args, world, told, log)
     # Optimizer steps, and tokens over all ranks: prompts count, padding does not. The test before training is kept
