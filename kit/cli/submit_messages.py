@@ -47,11 +47,11 @@ def show_arguments(jobs: Iterable[Prepared]) -> None:
 
 
 def show_advice(jobs: Iterable[Prepared]) -> None:
-    """Print what Slurm's topology makes slow, what others could change, and which variables stay behind.
+    """Print what Slurm's topology makes slow, what others could change, which mounts are missing, and which variables stay behind.
 
     Slurm is asked at most once for each job.
     """
-    from kit.runs import shared_trust
+    from kit.runs import missing_mounts, shared_trust
     from kit.slurm import parallel_group_fit
 
     jobs = [*jobs]
@@ -60,6 +60,7 @@ def show_advice(jobs: Iterable[Prepared]) -> None:
         _warn(parallel_group_fit.warnings(job.plan, env=job.env))
         if job.remote is None:
             _warn(shared_trust.warnings(job.plan))
+            _warn(missing_mounts.warnings(job.plan))
 
 
 def show_left_behind(jobs: Iterable[Prepared]) -> None:
