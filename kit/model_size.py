@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from kit import untrusted_files
 from kit.errors import RunError, UsageError
 
 Precision = Literal["fp32", "bf16"]
@@ -135,7 +136,7 @@ def shape_of(options: Mapping[str, int | bool | None], config: Path | None = Non
 def _read(config: Path) -> dict[str, Any]:
     path = config / "config.json" if config.is_dir() else config
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(untrusted_files.read_text(path))
         return {name: content[key] for name, key in _KEYS.items() if content.get(key) is not None}
     except (OSError, ValueError, AttributeError) as error:
         raise RunError(f"{path}: cannot be read as a config.json: {error}") from None

@@ -7,7 +7,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import git
+from kit import git, untrusted_files
 from kit.errors import RunError, ToolError
 from kit.runs.workspace import Left
 from kit.snapshots import scan, tree_listing
@@ -117,7 +117,7 @@ class Workspaces:
             return
         target = copy / entry.path
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes((self.source / entry.path).read_bytes())
+        target.write_bytes(untrusted_files.read_bytes(self.source / entry.path))
 
 
 def _git(folder: Path, *words: str, env: dict[str, str] | None = None) -> str:

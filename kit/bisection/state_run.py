@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
+from kit import untrusted_files
 from kit.bisection import changes, commits, intermediate_images
 from kit.bisection.changes import KINDS, Change, Kind
 from kit.bisection.commits import Workspaces
@@ -202,7 +203,7 @@ def _planned(mixed: _Mixed, run_id: str) -> Prepared:
 def _contents(one: Earlier) -> dict[str, bytes]:
     code = one.paths.code
     return {
-        str(path.relative_to(code)): path.read_bytes()
+        str(path.relative_to(code)): untrusted_files.read_bytes(path)
         for path in sorted(code.rglob("*"))
         if path.is_file() and "__pycache__" not in path.parts
     }

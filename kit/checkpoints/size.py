@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from kit import untrusted_files
 from kit.errors import RunError
 from kit.model_size import CheckpointBytes, Optimizer, Parallelism, Precision, Shape, checkpoint_bytes, largest_share
 
@@ -61,7 +62,7 @@ def on_disk(path: Path) -> OnDisk:
         return OnDisk(path=path, weights_only=True, files=1, size=path.stat().st_size)
     latest = path / "latest"
     if latest.is_file():
-        path = path / latest.read_text(encoding="utf-8").strip()
+        path = path / untrusted_files.read_text(latest, most=4096).strip()
     for pattern, weights_only in (("*.distcp", False), ("*.safetensors", True)):
         sizes = [one.stat().st_size for one in sorted(path.glob(pattern))]
         if sizes:

@@ -189,12 +189,10 @@ def sign_image(
 def _signed(name: str, cluster: str | None) -> str:
     """What was signed, and by whom."""
     from kit import data_folders
-    from kit.images import image_lock, signature
+    from kit.images import signature
 
     place = _lock_file(name, data_folders.project())
-    who = signature.require(place, cluster_of(cluster).store.signers, what=f"image {name}")
-    signed = image_lock.head(place)
-    return f"signed by {who}: the lock of image {signed.name}, sha256:{signed.sha256}"
+    return str(signature.require(place, cluster_of(cluster).store.signers, what=f"image {name}"))
 
 
 def _lock_file(name: str, project: Path) -> Path:

@@ -152,7 +152,7 @@ def _write_if_planned(path: Path, text: str, cluster: str | None) -> None:
     from kit.errors import ConfigError, NotBuiltError
     from kit.runs.prepare_run import prepare
 
-    before = path.read_text(encoding="utf-8") if path.exists() else None
+    before = untrusted_files.read_text(path) if path.exists() else None
     path.parent.mkdir(parents=True, exist_ok=True)
     untrusted_files.write_text(path, text)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from kit import data_folders
+from kit import data_folders, untrusted_files
 from kit.config.toml_file import Table, load_model, reason, shown
 from kit.errors import ConfigError, Fault, did_you_mean, nearest
 from kit.spec.cluster import Cluster, QosRow
@@ -55,7 +55,7 @@ def template(job: Job, job_dir: Path, job_file: str) -> tuple[str, str] | None:
         return None
     path = job_dir / Path(job.slurm.template).expanduser()
     try:
-        return shown(path), path.read_text(encoding="utf-8")
+        return shown(path), untrusted_files.read_bytes(path).decode()
     except (OSError, UnicodeDecodeError) as error:
         problem = f"the batch template {shown_value(job.slurm.template)} cannot be read: {reason(error)}"
         hint = f"kit template eject {job.slurm.template}, which writes the kit's own to start from"

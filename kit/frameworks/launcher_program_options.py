@@ -11,6 +11,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
+from kit import untrusted_files
 from kit.config import Resolved
 from kit.config.program_arguments import PLACE
 from kit.errors import ConfigError, Fault, nearest
@@ -77,7 +78,7 @@ def _reachable(called: Iterable[str], functions: Mapping[str, ast.FunctionDef]) 
 
 def _parse_source(path: Path) -> ast.Module:
     try:
-        return ast.parse(path.read_bytes())
+        return ast.parse(untrusted_files.read_bytes(path))
     except (SyntaxError, ValueError) as error:
         name = f"{path.parent.name}/{path.name}"
         problem = f"line {getattr(error, 'lineno', 1)} is not Python"

@@ -23,6 +23,7 @@ from kit.images import (
     dockerfile_needs,
     engine_session,
     image_lock,
+    oci,
     repository_context,
     requirements_lock,
     squash,
@@ -211,6 +212,7 @@ def _content(
             digest=locked.digest,
             provenance=_PROVENANCE,
             noise=tree_edits.BUILD_NOISE,
+            platform=image_lock.platform_of(oci.here()),
         )
 
 
@@ -276,6 +278,7 @@ def _by_engine(
         engine=engine.version,
         image_id=image.id,
         notes=_frontend_notes(held),
+        platform=image_lock.platform_of(image.architecture),
     )
 
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit import untrusted_files
 from kit.errors import ImageError
 from kit.images import temporary_names
 from kit.spec.image import ImageSpec, Squash
@@ -130,7 +131,7 @@ def _dockerignore(folder: Path) -> Callable[[str], bool]:
         return lambda _: False
     from kit.images.engine import ignored_by
 
-    return ignored_by(folder, file.read_text(encoding="utf-8").splitlines())
+    return ignored_by(folder, untrusted_files.read_text(file).splitlines())
 
 
 def _sha256(path: Path) -> str:

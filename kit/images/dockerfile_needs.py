@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit import untrusted_files
 from kit.errors import ImageError
 from kit.images import dockerfile_arguments, dockerfile_features
 from kit.images.dockerfile_features import Feature
@@ -58,7 +59,7 @@ def read(
     ImageError when it does not exist, or when without own_base the stage to build does not start from the image's base.
     """
     try:
-        text = path.read_text(encoding="utf-8", errors="replace")
+        text = untrusted_files.read_bytes(path).decode(errors="replace")
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror}", hint="it begins with ARG BASE and FROM ${BASE}") from None
     found, given = list(instructions(text)), dict(args or {})

@@ -44,6 +44,11 @@ def place(entry: data_folders.Entry, *, project: Path) -> Path:
     return writable / FILE
 
 
+def platform_of(architecture: str) -> str | None:
+    """`linux/amd64`, as a lock has it; None for an image that names no architecture."""
+    return f"linux/{architecture}" if re.fullmatch("[a-z0-9]+", architecture) else None
+
+
 def read(path: Path) -> ImageLock:
     """The lock in `path`; ConfigError when it is missing or damaged."""
     return load_model(path, ImageLock)
@@ -101,6 +106,9 @@ def write(path: Path, lock: ImageLock) -> bool:
 def differences(old: ImageLock, new: ImageLock) -> Iterator[str]:
     """The differences of two locks, causes first, one phrase each: `packages.pip.numpy: 2.1.0 -> 2.2.0`."""
     before, after = _deciding(old), _deciding(new)
+    if old.platform is None:
+        # An older kit wrote it: the same bytes are no reason to write it again, which would end its signature.
+        after.pop("platform", None)
     changed = [key for key in dict.fromkeys([*before, *after]) if before.get(key) != after.get(key)]
     results = {"sha256", "size"}
     for key in sorted(changed, key=lambda key: key in results):

@@ -17,6 +17,7 @@ from kit.images import (
     engine,
     engine_session,
     folder_tree,
+    image_lock,
     image_reference,
     layer_cache,
     layer_tree,
@@ -107,6 +108,7 @@ def _engine_content(client: engine.Engine, image: engine.EngineImage, name: str)
         keep_times=True,
         engine=client.version,
         image_id=image.id,
+        platform=image_lock.platform_of(image.architecture),
     )
 
 
@@ -240,6 +242,7 @@ def _oci_content(image: oci.OciImage, name: str, work: Path, digest: str = "") -
         reference=name,
         digest=digest or image.digest,
         keep_times=True,
+        platform=image_lock.platform_of(image.architecture),
     )
 
 

@@ -45,13 +45,15 @@ class OciImage:
     """An image whose layers are not read yet. layers: lowest first. digest: `sha256:…` of the manifest (configuration for docker
     save).
 
-    whole: the layers must end as a tar does, since there is no digest to check them.
+    whole: the layers must end as a tar does, since there is no digest to check them. architecture: Go's name; empty if the image
+    names none.
     """
 
     config: ImageConfig
     layers: tuple[Blob, ...]
     digest: str
     whole: bool = False
+    architecture: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,7 +264,12 @@ def _from_index(blobs: Blobs, choice: Choice, source: str) -> OciImage:
         )
         for number, layer in enumerate(manifest["layers"])
     )
-    return OciImage(config=config(raw.get("config") or {}), layers=layers, digest=descriptor["digest"])
+    return _described(raw, layers, descriptor["digest"])
+
+
+def _described(raw: dict[str, Any], layers: tuple[Blob, ...], digest: str) -> OciImage:
+    architecture = str(raw.get("architecture", ""))
+    return OciImage(config=config(raw.get("config") or {}), layers=layers, digest=digest, architecture=architecture)
 
 
 def _layer_name(number: int, digest: str) -> str:
@@ -294,7 +301,7 @@ def _from_docker_save(blobs: _Folder | _Archive, choice: Choice, source: str) ->
     )
     with blobs.open(manifest["Config"]) as stream:
         digest = hashlib.sha256(stream.read()).hexdigest()
-    return OciImage(config=config(raw.get("config") or {}), layers=layers, digest=f"sha256:{digest}")
+    return _described(raw, layers, f"sha256:{digest}")
 
 
 def _chosen(blobs: Blobs, index: dict[str, Any], choice: Choice, source: str) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -7,6 +7,7 @@ import posixpath
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
+from kit import untrusted_files
 from kit.errors import ImageError
 from kit.images import temporary_names
 from kit.images.build_context import ContextFile, context_file
@@ -108,4 +109,4 @@ def _ignored(context: Path, dockerfile: Path) -> Callable[[str], bool]:
         return lambda _: False
     from kit.images.engine import ignored_by
 
-    return ignored_by(context, file.read_text(encoding="utf-8").splitlines(), keep="")
+    return ignored_by(context, untrusted_files.read_text(file).splitlines(), keep="")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from kit import shell
+from kit import shell, untrusted_files
 from kit.errors import ImageError, LockError, ToolError
 from kit.images import temporary_names, wheels
 from kit.spec.image import PythonPackages
@@ -72,12 +72,12 @@ def _pip(packages: PythonPackages, work: Path, command: str, *options: str) -> N
 
 def _made_from(lock: Path) -> str:
     """The digest in the lock's first line; empty for a lock that another tool wrote, which the kit does not change."""
-    first = lock.read_text(encoding="utf-8").partition("\n")[0]
+    first = untrusted_files.read_text(lock).partition("\n")[0]
     return first.removeprefix(_HEADER) if first.startswith(_HEADER) else ""
 
 
 def _inputs(packages: PythonPackages, source: Path, held: Mapping[str, str]) -> str:
-    meaning = [packages.version, packages.platforms, source.read_text(encoding="utf-8"), dict(sorted(held.items()))]
+    meaning = [packages.version, packages.platforms, untrusted_files.read_text(source), dict(sorted(held.items()))]
     return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()
 
 

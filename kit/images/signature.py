@@ -1,18 +1,21 @@
 """Detached signatures over image.lock, by the user's own SSH key: `ssh-keygen -Y`. Nothing leaves the machine.
 
-The lock names the image's bytes by their digest, so its signature covers them. The signature is in image.lock.sig, next to the
-lock.
+The lock has the image's name, its platform and the digest of its bytes, so its signature covers them. The signature is in
+image.lock.sig, next to the lock.
 """
 
 from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from kit import shell, untrusted_files
+from kit.config import load_model
 from kit.errors import ImageError, LockError, UsageError
 from kit.images import image_lock
+from kit.spec.image import ImageLock, ImageSpec
 
 # ssh-keygen's namespace: a signature for another purpose, such as a commit, is not valid for an image.
 NAMESPACE = "slurm-kit-image"
@@ -42,9 +45,25 @@ def sign(lock_file: Path, key: Path) -> Path:
     return place
 
 
-def require(lock_file: Path, signers: Sequence[str], *, what: str) -> str:
-    """The name of the signer of a lock. LockError when there is no signature, the lock changed since, it is the lock of another
-    image than its folder, or the signer is not in `signers`.
+@dataclass(frozen=True, kw_only=True)
+class Signed:
+    """What a valid signature is for. platform: None in a lock that names none."""
+
+    signer: str
+    name: str
+    sha256: str
+    platform: str | None
+
+    def __str__(self) -> str:
+        what = f"signed by {self.signer}: the lock of image {self.name}, sha256:{self.sha256}"
+        if self.platform is None:
+            return f"{what}; the lock names no platform, so the signature binds name and digest only"
+        return f"{what}, {self.platform}"
+
+
+def require(lock_file: Path, signers: Sequence[str], *, what: str) -> Signed:
+    """What was signed, and by whom. LockError when there is no signature, the lock changed since, it is the lock of another image
+    than its folder or for another platform than its image.toml, or the signer is not in `signers`.
 
     signers: as in `[store] signers`: a name and a public key each.
     """
@@ -70,8 +89,18 @@ def require(lock_file: Path, signers: Sequence[str], *, what: str) -> str:
         done = shell.run(words, input=text, check=False, timeout=_TIMEOUT_S)
     if done.returncode:
         raise LockError(f"{what}: {lock_file} changed after {who} signed it", hint=mend)
-    require_name(image_lock.head(lock_file).name, lock_file.parent.name)
-    return who
+    lock = image_lock.read(lock_file)
+    require_name(lock.name, lock_file.parent.name)
+    _require_platform(lock, lock_file.with_name("image.toml"))
+    return Signed(signer=who, name=lock.name, sha256=lock.sha256, platform=lock.platform)
+
+
+def _require_platform(lock: ImageLock, image_file: Path) -> None:
+    """LockError for the lock of another platform than the image's own file asks for. Both may be signed under one name."""
+    asked = load_model(image_file, ImageSpec).build.platform if image_file.is_file() else None
+    if asked and lock.platform and lock.platform.split("/")[1] != asked.split("/")[1]:
+        problem = f"image {lock.name}: its lock is for {lock.platform}, and {image_file} asks for {asked}"
+        raise LockError(problem, hint=f"kit build-image {lock.name}")
 
 
 def require_name(signed: str, asked: str) -> None:

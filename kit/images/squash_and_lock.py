@@ -75,6 +75,7 @@ class Content:
     approximate, in bytes, for progress. kind, reference, digest: the base (see LockedBase); without a digest, the .sqsh's own is
     used. provenance: for /etc/rc, the same on every machine. noise: patterns to leave out in addition to those that are always left
     out. keep_times: see squash.Options. engine, image_id: for the lock, if an engine was used. notes: in addition to the target's.
+    platform: see ImageLock.
     """
 
     ways: tuple[Way, ...]
@@ -89,6 +90,7 @@ class Content:
     engine: str = ""
     image_id: str = ""
     notes: tuple[str, ...] = ()
+    platform: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,6 +173,7 @@ def _lock(target: Target, content: Content, finished: Path, method: str) -> Imag
         name=target.name,
         sha256=sha256,
         size=finished.stat().st_size,
+        platform=content.platform,
         source=target.source,
         inputs=target.inputs,
         context=target.context,

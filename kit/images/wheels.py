@@ -14,7 +14,7 @@ from pathlib import Path
 
 import platformdirs
 
-from kit import shell
+from kit import shell, untrusted_files
 from kit.errors import ImageError, ToolError
 from kit.images import temporary_names
 from kit.spec.image import PythonPackages
@@ -38,7 +38,12 @@ def fetch(packages: PythonPackages, folder: Path, *, fresh: bool, on_line: Calla
 
 
 def _key(packages: PythonPackages, lock: Path) -> str:
-    meaning = [packages.version, packages.platforms, packages.sdists, hashlib.sha256(lock.read_bytes()).hexdigest()]
+    meaning = [
+        packages.version,
+        packages.platforms,
+        packages.sdists,
+        hashlib.sha256(untrusted_files.read_bytes(lock)).hexdigest(),
+    ]
     return hashlib.sha256(json.dumps(meaning).encode()).hexdigest()[:16]
 
 

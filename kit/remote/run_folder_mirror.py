@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
+from kit import untrusted_files
 from kit.errors import KitError, RunError, ToolError
 from kit.remote import shell_program
 
@@ -91,13 +92,13 @@ class Mirror:
     def there(self) -> There | None:
         """The known facts about the login node; None before the first answer."""
         try:
-            return There(**json.loads((self.root / _NOTE).read_text(encoding="utf-8"))["there"])
+            return There(**json.loads(untrusted_files.read_text(self.root / _NOTE))["there"])
         except (OSError, ValueError, TypeError, KeyError):
             return None
 
     def cluster(self) -> str:
         """The cluster's name."""
-        return str(json.loads((self.root / _NOTE).read_text(encoding="utf-8"))["cluster"])
+        return str(json.loads(untrusted_files.read_text(self.root / _NOTE))["cluster"])
 
     def name_of(self, run_dir: Path) -> str:
         """A run folder's path, relative to the folder of runs."""
@@ -297,7 +298,7 @@ def _path_in(line: str) -> str:
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
+        return untrusted_files.read_bytes(path)
     except OSError:
         return b""
 

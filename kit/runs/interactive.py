@@ -6,7 +6,7 @@ import getpass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kit import shell
+from kit import shell, untrusted_files
 from kit.errors import RunError
 from kit.planning.plan import Plan
 from kit.remote import run_folder_mirror as mirrors
@@ -98,7 +98,7 @@ def _container(run_dir: Path, step: list[str]) -> list[str]:
     """
     image = next((word for word in step if word.startswith("--container-image=")), "")
     names = (path for path in (run_dir / "state").glob("container-*") if path.name.partition("-")[2] in image)
-    return [path.read_text(encoding="utf-8").strip() for path in names]
+    return [untrusted_files.read_text(path, most=4096).strip() for path in names]
 
 
 def _with_terminal(env: dict[str, str]) -> dict[str, str]:

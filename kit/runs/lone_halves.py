@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from kit import untrusted_files
 from kit.errors import JobRefusedError, KitError, SlurmError
 from kit.owning_process import Owner
 from kit.runs import atomic_write, cache_files, cancel, remote_cancel, run_facts, status
@@ -101,7 +102,7 @@ def _unwanted(folder: Path) -> list[tuple[Path, str]]:
     with contextlib.suppress(OSError):
         for note in sorted(folder.iterdir()):
             with contextlib.suppress(OSError, ValueError):
-                submits, _, rest = note.read_text(encoding="utf-8").partition("\n")
+                submits, _, rest = untrusted_files.read_text(note).partition("\n")
                 if not note.name.startswith(".") and _has_failed(submits):
                     found.append((note, rest.strip()))
     return found

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from kit import config, data_folders, shell
+from kit import config, data_folders, shell, untrusted_files
 from kit.errors import ConfigError, Fault, RunError, ToolError
 from kit.remote import run_folder_mirror as mirrors
 from kit.remote.answers import Reply
@@ -179,7 +179,7 @@ def process(run_dir: Path) -> int | None:
 
 def _record(run_dir: Path) -> dict[str, Any] | None:
     try:
-        told: dict[str, Any] = json.loads((RunPaths(run_dir).state / "relay.json").read_text(encoding="utf-8"))
+        told: dict[str, Any] = json.loads(untrusted_files.read_text(RunPaths(run_dir).state / "relay.json"))
     except (OSError, ValueError):
         return None
     return told if isinstance(told, dict) and told.keys() >= {"pid", "node", "started"} else None

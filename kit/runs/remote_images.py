@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from filelock import FileLock
 
-from kit import data_folders
+from kit import data_folders, untrusted_files
 from kit.errors import ImageError, LockError
 from kit.remote import run_folder_mirror as mirrors
 from kit.remote.answers import Reply
@@ -138,7 +138,7 @@ def _note(cluster: RemoteCluster, lock: ImageLock) -> Path:
 
 def _read(path: Path) -> list[str]:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found = json.loads(untrusted_files.read_text(path))
     except (OSError, ValueError):
         return []
     return found if isinstance(found, list) else []

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from kit import untrusted_files
 from kit.config import load_model
 from kit.images import image_lock
 from kit.runs import pair_relay, remote_images, remote_send, secret
@@ -49,7 +50,7 @@ def resume(status: Status, record: Manifest, cluster: RemoteCluster, *, inherite
         again=name,
         old=record.job_id or 0,
     )
-    errand = replace(errand, argv=remote_send.with_key(errand, paths.batch.read_text(encoding="utf-8")))
+    errand = replace(errand, argv=remote_send.with_key(errand, untrusted_files.read_text(paths.batch)))
     wanted = {name: value for name, value in inherited.items() if client.inherits(job.inherit, name)}
     job_id = remote_send.until_known(cluster, errand, content, env=wanted)
     again = again.model_copy(update={"job_id": job_id})

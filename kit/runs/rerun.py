@@ -8,7 +8,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kit import __version__
+from kit import __version__, untrusted_files
 from kit.errors import LockError, RunError
 from kit.runs import prepare_run
 from kit.runs import recorded_inputs as reading
@@ -74,7 +74,7 @@ def differences(made: Prepared) -> Iterator[str]:
 
 def _changed_cluster(earlier: Earlier, made: Prepared) -> Iterator[str]:
     try:
-        was: dict[str, Any] = tomllib.loads(earlier.paths.cluster.read_text(encoding="utf-8"))
+        was: dict[str, Any] = tomllib.loads(untrusted_files.read_text(earlier.paths.cluster))
     except OSError:
         return
     now = tomllib.loads(made.plan.text_of("cluster.toml"))

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable
 from pathlib import Path
 
-from kit import hold_signals
+from kit import hold_signals, untrusted_files
 from kit.config import load_model
 from kit.errors import RunError, UnconfirmedError
 from kit.images import check_against_lock, sqshfile
@@ -63,7 +63,7 @@ def resume(one: Status, *, env: dict[str, str]) -> Manifest:
     try:
         pair_relay.start_again(one.run_dir, job, env=client.environment(env))
         # When Slurm has accepted a job, its number is always recorded, even if the user interrupts.
-        with hold_signals.uninterrupted(), output_folders.folders([paths.batch.read_text(encoding="utf-8")]):
+        with hold_signals.uninterrupted(), output_folders.folders([untrusted_files.read_text(paths.batch)]):
             job_id = submission.submit(
                 record.argv,
                 env=client.environment(env, inherit=job.inherit),

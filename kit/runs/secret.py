@@ -141,7 +141,7 @@ def _from_file(path: Path) -> dict[str, str]:
 def _from_lines(path: Path) -> dict[str, str]:
     """The variables that a shell would set from this file, without expansions; it is often an existing .env."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = untrusted_files.read_text(path).splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{config.shown(path)}: cannot be read: {error}") from None
     values, faults = {}, []

@@ -15,7 +15,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kit import config
+from kit import config, untrusted_files
 from kit.allocation import Allocation
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
@@ -226,6 +226,6 @@ def _copied(made: Plan) -> list[PlanFile]:
             if path.is_file() and "__pycache__" not in path.parts:
                 found[f"{name}/{path.relative_to(source)}"] = path
     try:
-        return [PlanFile(name=name, text=path.read_text(encoding="utf-8")) for name, path in found.items()]
+        return [PlanFile(name=name, text=untrusted_files.read_bytes(path).decode()) for name, path in found.items()]
     except UnicodeDecodeError as error:
         raise ConfigError(f"launcher {made.job.launcher!r} has a file that is not text: {error}") from None

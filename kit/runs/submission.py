@@ -120,7 +120,7 @@ def _options_in(script: str) -> list[str]:
     try:
         from kit.planning.sbatch_header import header
 
-        return header(Path(script).read_text(encoding="utf-8", errors="replace"))
+        return header(untrusted_files.read_bytes(script).decode(errors="replace"))
     except OSError:
         return []
 

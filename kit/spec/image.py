@@ -306,7 +306,8 @@ class ImageLock(Model):
 
     sha256, size: of the .sqsh; size in bytes. source: `build`, or the imported URI. inputs: digest of everything in the folder that
     determines the bytes. context: digest of the files that a repository's own Dockerfile can copy. reproducible: False if the build
-    had a network. notes: for the reader.
+    had a network. notes: for the reader. platform: `linux/amd64`; None if nothing says it (an imported folder), or in older
+    locks.
     """
 
     # pydantic's models have a method `schema`, so the field has another name.
@@ -314,6 +315,7 @@ class ImageLock(Model):
     name: Name
     sha256: Sha256
     size: Annotated[int, Field(gt=0)]
+    platform: Platform | None = None
     source: str
     inputs: Sha256
     context: Sha256 | None = None

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit import config, data_folders
+from kit import config, data_folders, untrusted_files
 from kit.allocation import minutes
 from kit.data_folders import Entry
 from kit.errors import UsageError
@@ -150,7 +150,7 @@ def _inline(mount: dict[str, Any]) -> str:
 def ignore_outputs(project: Path) -> list[str]:
     """Add the folders of the kit's outputs to the project's .gitignore. Returns the lines that were not there."""
     path = project / ".gitignore"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
+    text = untrusted_files.read_text(path) if path.is_file() else ""
     there = {line.strip().strip("/") for line in text.splitlines()}
     lines = [line for line in _IGNORED if line.strip("/") not in there]
     if lines:

@@ -16,7 +16,7 @@ from kit.errors import ConfigError, LockError
 from kit.images import image_lock, signature, store_safety
 from kit.runs import prepare_run, submit
 from kit.spec.cluster import Cluster
-from tests.support import make_lock, write_job
+from tests.support import REPO, make_lock, write_job
 
 needs_ssh = pytest.mark.skipif(shell.which("ssh-keygen") is None, reason="needs ssh-keygen")
 
@@ -72,7 +72,7 @@ def test_a_signature_of_a_signer_counts_until_the_lock_changes(tmp_path: Path, l
     with pytest.raises(LockError, match="nobody signed the lock"):
         signature.require(lock_file, [ada_entry], what="image train-cpu")
     assert signature.sign(lock_file, ada) == lock_file.with_name("image.lock.sig")
-    assert signature.require(lock_file, [eve_entry, ada_entry], what="image train-cpu") == "ada@lab"
+    assert signature.require(lock_file, [eve_entry, ada_entry], what="image train-cpu").signer == "ada@lab"
     with pytest.raises(LockError, match="a key that does not belong to one of the cluster's signers"):
         signature.require(lock_file, [eve_entry], what="image train-cpu")
     with pytest.raises(LockError, match="a key that does not belong to one of the cluster's signers"):
@@ -134,6 +134,43 @@ def test_a_signed_lock_of_another_image_is_refused_under_this_name(
     job = write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n')
     with pytest.raises(LockError, match=refused):
         submit.require_ready(prepare_run.prepare(job, cluster="far", overrides=[]))
+
+
+@needs_ssh
+@pytest.mark.parametrize(
+    ("platform", "said"),
+    [("linux/arm64", ", linux/arm64"), (None, "names no platform, so the signature binds name and digest only")],
+)
+def test_c17_a_signature_binds_name_digest_and_platform(
+    tmp_path: Path, lock_file: Path, platform: str | None, said: str
+) -> None:
+    """A lock of an older kit has no platform. Its signature stays valid, and verify-image says what it is for."""
+    ada, entry = key(tmp_path, "ada")
+    lock_file.unlink()
+    image_lock.write(lock_file, make_lock().model_copy(update={"platform": platform}))
+    signature.sign(lock_file, ada)
+    found = signature.require(lock_file, [entry], what="image train-cpu")
+    assert str(found).startswith(f"signed by ada@lab: the lock of image train-cpu, sha256:{make_lock().sha256}")
+    assert str(found).endswith(said)
+    assert image_lock.write(lock_file, make_lock().model_copy(update={"platform": platform or "linux/amd64"})) is False
+    if platform:
+        lock_file.write_text(lock_file.read_text().replace("arm64", "amd64"))
+        with pytest.raises(LockError, match="changed after ada@lab signed it"):
+            signature.require(lock_file, [entry], what="image train-cpu")
+
+
+@needs_ssh
+def test_c17_a_signed_lock_for_another_platform_is_refused(tmp_path: Path, lock_file: Path) -> None:
+    ada, entry = key(tmp_path, "ada")
+    lock_file.unlink()
+    image_lock.write(lock_file, make_lock().model_copy(update={"platform": "linux/amd64"}))
+    signature.sign(lock_file, ada)
+    shell.run(["cp", str(REPO / "containers/train-cpu/image.toml"), str(lock_file.parent)])
+    assert signature.require(lock_file, [entry], what="x").platform == "linux/amd64"
+    with lock_file.with_name("image.toml").open("a") as image:
+        image.write('[build]\nplatform = "linux/arm64"\n')
+    with pytest.raises(LockError, match=r"its lock is for linux/amd64, and .*image\.toml asks for linux/arm64"):
+        signature.require(lock_file, [entry], what="x")
 
 
 @needs_ssh
