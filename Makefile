@@ -87,12 +87,15 @@ hostile: setup ## 10,000 hostile inputs: job files, expressions, run folders, lo
 mutants: setup ## small faults in ten central files, and which of them the tests pass with (FILES=…, ARGS="--most 0 --minutes 30")
 	@$(PY) scripts/mutants.py $(FILES) $(ARGS)
 
+# Checks that only read the scripts; those that run them are in `make test`.
+SCRIPT_CHECKS := $(addprefix tests/scripts/test_,scripts.py sweep_scripts.py oldest_bash.py globals.py parts.py)
+
 lint: ## ruff, mypy --strict, layers, shellcheck on rendered scripts, codespell
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@scripts/types.sh
 	@.venv/bin/lint-imports
-	@$(PY) -m pytest -q -p no:cacheprovider tests/scripts
+	@$(PY) -m pytest -q -p no:cacheprovider $(SCRIPT_CHECKS)
 	@shellcheck --external-sources scripts/*.sh launchers/lib/prime-rl/*.sh .ci/run .ci/hidden.sh
 	@.venv/bin/codespell
 
