@@ -40,6 +40,11 @@ class Decisions:
         return self.resolved.cluster.node
 
     @property
+    def has_gpus(self) -> bool:
+        """Whether the job gets GPUs that programs can compute on."""
+        return bool(self.allocation.gpus_per_node) and self.resolved.cluster.computes_on_gpus
+
+    @property
     def runtime(self) -> Runtime:
         """The container runtime."""
         return runtimes.get(self.job.container.runtime)

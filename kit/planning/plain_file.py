@@ -104,7 +104,7 @@ def _environment(made: Decisions) -> dict[str, str]:
     path = {"PYTHONPATH": _PROGRAMS if made.runtime.containerized else str(made.resolved.launcher_dir.parent)}
     directory = {"KIT_CHECKPOINT_DIR": f"{_workspace(made)}/checkpoints", "KIT_SEED": str(made.job.seed)}
     programs = {**path, **directory} if _has_launchers_program(made) else {}
-    env = {**own, **programs, **rank_files.program_env(made, made.main.role.env)}
+    env = {**own, **programs, **rank_files.program_env(made, made.main.role.env, gpus=made.main.role.gpus != ())}
     # They need a step of the kit's on each node.
     env.pop("KIT_CHECKPOINT_MEMORY_EVERY", None)
     return env

@@ -18,7 +18,7 @@ from kit import frameworks
 from kit.allocation import Allocation, allocate
 from kit.config import Resolved
 from kit.errors import Fault
-from kit.planning import memory_checkpoints, nested_launchers, parts, rank_files, site_shell, warm_ranks
+from kit.planning import cpu_builds, memory_checkpoints, nested_launchers, parts, rank_files, site_shell, warm_ranks
 from kit.planning.batch_file import batch_script
 from kit.planning.complete_job import completed
 from kit.planning.decisions import Decisions
@@ -162,6 +162,7 @@ def decide(
     made = Decisions(
         resolved=resolved, site=site, allocation=allocation, extra=extra, roles=roles, paths=paths, pins=pins
     )
+    cpu_builds.check(made)
     nested_launchers.check(made)
     warm_ranks.check(made)
     memory_checkpoints.check(made)

@@ -9,7 +9,7 @@ from kit.planning import command_size
 from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
 from kit.render import render
-from kit.spec.roles import filled
+from kit.spec.roles import Role, filled
 from kit.spec.run_paths import CONTAINER_RUN
 
 # For a debugged job. It overrides a cluster's NCCL_DEBUG = "WARN", which is meant for normal runs. lib/debug.sh sets the other
@@ -47,10 +47,8 @@ def program(made: Decisions, placed: RolePlacement) -> str:
     """The text of program.sh. ConfigError when neither job nor launcher names a program."""
     role, words = placed.role, program_words(made, placed)
     if role.command is not None or role.script is not None:
-        return _text(made, words, role.env)
-    return _text(
-        made, words, role.env, rank_args=made.job.rank_args, warm=made.job.retry.warm, keep=made.job.retry.keep
-    )
+        return _text(made, words, role)
+    return _text(made, words, role, rank_args=made.job.rank_args, warm=made.job.retry.warm, keep=made.job.retry.keep)
 
 
 def program_words(made: Decisions, placed: RolePlacement) -> list[str]:
@@ -68,7 +66,7 @@ def program_words(made: Decisions, placed: RolePlacement) -> list[str]:
 
 def all_reduce(made: Decisions) -> str:
     """The program of the preflight's all-reduce: it runs with the same ranks, environment and container as the job's program."""
-    return _text(made, [made.job.python, f"{made.paths.inside.run}/bin/all_reduce.py"], {})
+    return _text(made, [made.job.python, f"{made.paths.inside.run}/bin/all_reduce.py"], Role())
 
 
 def image_env(made: Decisions, placed: RolePlacement) -> str:
@@ -85,12 +83,13 @@ def lost_env(made: Decisions, placed: RolePlacement) -> list[tuple[str, str]]:
     return [(name, env[name]) for name in _LOST_ENV if name in env]
 
 
-def program_env(made: Decisions, own: Mapping[str, str]) -> dict[str, str]:
-    """The environment of a role's program. own: what only this role sets."""
+def program_env(made: Decisions, own: Mapping[str, str], *, gpus: bool) -> dict[str, str]:
+    """The environment of a role's program. own: what only this role sets. gpus: whether the role may use the job's GPUs."""
     job = made.job
     network = {**made.resolved.cluster.network, **(_DEBUGGED if job.debug else {})}
+    device = {"KIT_DEVICE": "cuda"} if gpus and made.has_gpus else {}
     drawn = job.metrics.env(run_id=made.site.run_id, run_dir=made.paths.inside.run)
-    return {**network, **job.checkpoint.env(), **job.profile.env(), **drawn, **job.env, **own}
+    return {**network, **device, **job.checkpoint.env(), **job.profile.env(), **drawn, **job.env, **own}
 
 
 def _own(made: Decisions) -> list[str]:
@@ -128,13 +127,13 @@ def _of_job(made: Decisions, script: str) -> str:
 def _text(
     made: Decisions,
     words: list[str],
-    own: Mapping[str, str],
+    role: Role,
     *,
     rank_args: Mapping[str, str] | None = None,
     warm: Sequence[str] = (),
     keep: bool = False,
 ) -> str:
-    job, env = made.job, program_env(made, own)
+    job, env = made.job, program_env(made, role.env, gpus=role.gpus != ())
     ranks = [word for pair in (rank_args or {}).items() for word in pair]
     command_size.check([*words, *ranks], env, file=made.resolved.job_file)
     variables = {"program": words, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": ranks}

@@ -212,7 +212,8 @@ def _for_debugging(job: Job) -> Job:
 
 def _shaped_like(resolved: Resolved, running: embedded.Cluster) -> Resolved:
     """The job with the nodes' CPUs and GPUs that the embedded cluster was started with. They may differ from the cluster's file."""
-    node = resolved.cluster.node.model_copy(update={"cpus": running.cpus_per_node, "gpus": running.gpus_per_node})
+    shape = {"cpus": running.cpus_per_node, "gpus": running.gpus_per_node, "placeholder_gpus": running.has_placeholders}
+    node = resolved.cluster.node.model_copy(update=shape)
     cluster = resolved.cluster.model_copy(update={"node": node})
     return Resolved(**{**vars(resolved), "cluster": cluster})
 

@@ -71,6 +71,11 @@ class NodeShape(Model):
         description="The option with which a job asks for GPUs. 'gpus-per-node': --gpus-per-node. 'gres:gpu' or "
         "'gres:gpu:h100': --gres. 'none': no option.",
     )
+    placeholder_gpus: bool | None = Field(
+        default=None,
+        description="true: the GPUs exist only as names, and programs compute on CPUs. Default: false; for the embedded "
+        "cluster, as it was started.",
+    )
 
 
 class QosRow(Model):
@@ -263,6 +268,12 @@ class Cluster(Model):
     defaults: dict[str, Any] = Field(
         default_factory=dict, description="Default values for keys of a job. The job and its QOS row win over them."
     )
+
+    @property
+    def computes_on_gpus(self) -> bool:
+        """Whether programs can compute on the GPUs. Those of the embedded cluster are placeholders, until it says otherwise."""
+        placeholders = self.embedded if self.node.placeholder_gpus is None else self.node.placeholder_gpus
+        return bool(self.node.gpus) and not placeholders
 
     @property
     def runs(self) -> str:

@@ -33,6 +33,7 @@ OF_THE_RUN: Mapping[str, str] = {
     "KIT_CHECKPOINT_EVERY": "`checkpoint.every`, if the job sets it",
     "KIT_CHECKPOINT_KEEP": "`checkpoint.keep`, if the job sets it",
     "KIT_CHECKPOINT_ASYNC": "1 if the job sets `checkpoint.async = true`",
+    "KIT_DEVICE": "cuda in a job that gets GPUs; a role with `gpus = []` and a job on placeholder GPUs do not have it",
     "KIT_PROFILE_STEPS": "`profile.steps`, if the job sets it",
     "KIT_PROFILE_RANKS": "`profile.ranks`, if the job sets it",
 }

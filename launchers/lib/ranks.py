@@ -16,6 +16,7 @@ from typing import Any, NoReturn, TypeVar, cast
 import torch
 import torch.distributed as dist
 
+from . import device as devices
 from . import keep, process_exit, reports
 from .faults import Refused
 
@@ -44,7 +45,7 @@ class Ranks:
 def started(device: str = "auto") -> Iterator[Ranks]:
     """Join the process group, and leave it at the end. `device` is auto, cpu or cuda."""
     _die_with_torchrun()
-    use_gpu = torch.cuda.is_available() if device == "auto" else device == "cuda"
+    use_gpu = devices.use_gpu(device)
     alone = {} if "RANK" in os.environ else {"store": dist.HashStore(), "rank": 0, "world_size": 1}
     with reports.progress.phase("rendezvous"):
         if use_gpu:

@@ -74,6 +74,8 @@ def on_cpus() -> None:
     """
     if importlib.util.find_spec("torch") is None or import_module("torch").backends.cuda.is_built():
         return
+    if os.environ.get("KIT_DEVICE") == "cuda":
+        import_module("lib.device").use_gpu("auto")  # says what is missing, and ends
     pretence = import_module("on_cpus")
     print(f"torch has no CUDA: Megatron-LM runs on the CPU, with {' '.join(pretence.OPTIONS)}", file=sys.stderr)
     sys.argv[1:1] = pretence.OPTIONS

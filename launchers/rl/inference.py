@@ -29,7 +29,7 @@ from typing import Any
 import torch
 from aiohttp import web
 from broadcast import MISSED, NO_WEIGHTS, Announcement, fetch
-from lib import model, options, policy
+from lib import device, model, options, policy
 
 parser = options.parser(__doc__)
 parser.add_argument("--host", default="0.0.0.0", help="address to listen on")
@@ -139,8 +139,7 @@ class Server:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._waiting = args, Waiting()
-        use_gpu = torch.cuda.is_available() if args.device == "auto" else args.device == "cuda"
-        gpus = torch.cuda.device_count() if use_gpu else 0
+        gpus = torch.cuda.device_count() if device.use_gpu(args.device) else 0
         # Worker n has GPU n modulo their number. More workers than GPUs share them, each with its own copy of the weights.
         devices = [
             torch.device("cuda", n % gpus) if gpus else torch.device("cpu") for n in range(args.workers or gpus or 1)

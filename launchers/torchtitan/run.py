@@ -154,6 +154,8 @@ def on_cpus() -> None:
         return
     torch = import_module("torch")
     if not torch.accelerator.is_available() and not torch.backends.cuda.is_built():
+        if os.environ.get("KIT_DEVICE") == "cuda":
+            import_module("lib.device").use_gpu("auto")  # says what is missing, and ends
         print("no accelerator: TorchTitan runs on the CPU, over gloo", file=sys.stderr)
         import_module("on_cpus").pretended()
 

@@ -275,6 +275,7 @@ cpus_per_node = 4
 memory = "8G"
 time = "01:00:00"
 """
+_GPUS = '[node]\ncpus = 8\ngpus = 8\n[container]\nruntime = "bubblewrap"\n'
 _ROLE = '[roles.a]\ncommand = ["a"]\n'
 
 
@@ -357,6 +358,7 @@ def _planning() -> list[Rule]:
         _without('[container]\nruntime = "enroot"\ncapabilities = ["CAP_SYS_PTRACE"]\n'),
         _without(f'image = "docker://x/y@sha256:{"0" * 64}"\n[container]\nruntime = "enroot"'),
         Rule(text="# an image that was never built", run=lambda folder: _pinned(folder, lock=False)),
+        Rule(text="# on nodes with 8 GPUs, an image with torch for CPUs", run=_for_cpus),
         Rule(text="# launcher deepspeed, an image without deepspeed", run=lambda folder: _pinned(folder, lock=True)),
         Rule(
             text='# in a folder with a blank in its name\n[slurm]\noutput = "%j.out"',
@@ -403,6 +405,13 @@ def _alone(launcher: str, text: str) -> Rule:
 def _pinned(folder: Path, *, lock: bool) -> object:
     resolved = config.load_job(write_job(folder, HEAD.format(launcher="deepspeed")), cluster="local")
     return plan(resolved, make_lock() if lock else None, make_site())
+
+
+def _for_cpus(folder: Path) -> object:
+    _write(folder, {"clusters/mine.toml": _GPUS})
+    lock = make_lock()
+    lock.packages.pip["torch"] = "2.13.0+cpu"
+    return plan(config.load_job(write_job(folder, HEAD.format(launcher="ddp")), cluster="mine"), lock, make_site())
 
 
 def _without(text: str) -> Rule:

@@ -1,0 +1,66 @@
+"""Refuses a job whose ranks get GPUs in an image whose torch cannot use them: the run would compute on CPUs, and say nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from kit.errors import ConfigError, Fault
+from kit.planning.decisions import Decisions
+from kit.planning.placement import RolePlacement
+from kit.spec.image import Packages
+
+# The beginnings of names of packages that compute on GPUs without torch.
+_OTHER_GPU_PACKAGES = ("cupy-", "jax-cuda", "jax-rocm", "nvidia-cublas", "nvidia-cuda-runtime", "tensorflow")
+
+
+def check(made: Decisions) -> None:
+    """ConfigError for each image with a CPU build of torch in which ranks would get GPUs. Only an image with a lock is checked."""
+    if not made.has_gpus:
+        return
+    faults = {fault.key: fault for fault in _faults(made)}
+    if faults:
+        raise ConfigError.of(*faults.values(), file=made.resolved.job_file)
+
+
+def _faults(made: Decisions) -> Iterator[Fault]:
+    for placed in made.roles:
+        lock = made.pins.of(placed).lock
+        build = _cpu_build(lock.packages) if lock and placed.role.gpus != () else None
+        if lock is None or build is None or (not _needs_torch(made, placed) and _has_other(lock.packages)):
+            continue
+        gpus = made.allocation.gpus_per_node
+        yield Fault(
+            key=f"roles.{placed.name}.image" if placed.role.image else "image",
+            problem=f"{lock.name!r} has torch {build}, a build for CPUs, and the job asks for {gpus} "
+            f"GPU{'s'[: gpus - 1]} on each node",
+            hint=_hint(made, placed),
+        )
+
+
+def _cpu_build(packages: Packages) -> str | None:
+    """The version of torch, if it is a build for CPUs. PyTorch names its builds in the local part of the version (PEP 440)."""
+    version = packages.pip.get("torch", "")
+    return version if version.partition("+")[2].startswith("cpu") else None
+
+
+def _needs_torch(made: Decisions, placed: RolePlacement) -> bool:
+    """Whether the role runs a program of the launcher, which computes with torch."""
+    own = placed.role.command is None and placed.role.script is None and made.job.is_launchers
+    return own and "torch" in made.resolved.launcher.required(made.job)
+
+
+def _has_other(packages: Packages) -> bool:
+    return any(name.startswith(_OTHER_GPU_PACKAGES) for name in packages.pip)
+
+
+def _hint(made: Decisions, placed: RolePlacement) -> str:
+    """To compute on CPUs is the only advice that works everywhere; an image for GPUs depends on the cluster's driver."""
+    job = made.job
+    if placed.name in job.roles:
+        words = f"--set 'roles.{placed.name}.gpus=[]' for a role that needs none"
+    elif job.rl is not None or job.sft is not None:
+        words = f"--set {'sft' if job.rl is None else 'rl'}.gpus_per_node=0 to use CPUs"
+    else:
+        ranks = made.allocation.ranks_per_node
+        words = f"--set resources.gpus_per_node=0 --set resources.ranks_per_node={ranks} to use CPUs"
+    return f"an image whose torch is built for GPUs; or {words}"
