@@ -10,6 +10,7 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json
+from kit.safe_text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -141,6 +142,9 @@ def _beside(found: Results) -> Iterator[str]:
     """What the reader of the best point has to know: points with a better figure that are not done, and points without one."""
     from kit.sweeps.key_names import shown
 
+    if found.sources:
+        named = "; ".join(f"{clean(name)} ({count} points)" for name, count in [*found.sources.items()][:_SHOWN])
+        yield f"the programs reported nothing to the kit; the numbers are from: {named}"
     better = found.better_but_not_done
     for row in better[:_SHOWN]:
         figure = shown(row.metrics[found.metric or ""])

@@ -12,6 +12,7 @@ import typer
 
 from kit.cli.json_options import Json
 from kit.cli.runs import RunName, RunsDir, find_dir
+from kit.safe_text import clean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -32,7 +33,10 @@ def top(
     runs_dir: RunsDir = None,
     as_json: Json = False,
 ) -> None:
-    """Show the step, the phase and the step time of each rank of a run, and the rank that the others wait for."""
+    """Show the step, the phase and the step time of each rank of a run, and the rank that the others wait for.
+
+    If the program reports nothing, the steps come from the ranks' logs.
+    """
     from kit.cli.wait_and_follow import queue
     from kit.runs import status as of
 
@@ -54,7 +58,7 @@ def _looked(one: Status) -> list[Rank]:
 
 
 def _as_json(one: Status) -> dict[str, object]:
-    from kit.health import progress
+    from kit.health import progress, rank_logs
 
     ranks = _looked(one)
     found = progress.stall(ranks) if one.state == "RUNNING" else None
@@ -65,6 +69,7 @@ def _as_json(one: Status) -> dict[str, object]:
         "run": one.run_dir.name,
         "state": one.state,
         "ranks": [dataclasses.asdict(r) for r in ranks],
+        "from_logs": [] if ranks else [dataclasses.asdict(r) for r in rank_logs.read(one.run_dir)],
         "stall": blamed,
     }
 
@@ -73,6 +78,8 @@ def _rows(one: Status) -> list[tuple[object, ...]]:
     from kit.health import progress
 
     ranks = _looked(one)
+    if not ranks:
+        return _rows_from_logs(one)
     found = progress.stall(ranks) if one.state == "RUNNING" else None
     slow = progress.straggler(ranks)
 
@@ -90,13 +97,27 @@ def _rows(one: Status) -> list[tuple[object, ...]]:
     return [row(rank) for rank in ranks]
 
 
+def _rows_from_logs(one: Status) -> list[tuple[object, ...]]:
+    """The rows of a program that reports nothing: of the ranks whose logs tell a step, with what it was read from."""
+    from kit.health import rank_logs
+
+    return [
+        (
+            f"{r.role}/{r.rank}" if r.role else r.rank, r.node, r.step, "", f"{r.took:.3g} s" if r.took else "",
+            f"{r.idle:.0f} s", f"from {clean(r.source)}",
+        )
+        for r in rank_logs.read(one.run_dir)
+    ]  # fmt: skip
+
+
 def _show(one: Status) -> None:
     from kit.cli.print_table import Column, show
 
     rows = _rows(one)
     if not rows:
         print(
-            f"{one.run_dir.name}: {one.state}; no rank has reported anything: docs/guides/health.md says how",
+            f"{one.run_dir.name}: {one.state}; no rank has reported anything, and no log has a step in it: docs/guides/health.md "
+            "says how",
             file=sys.stderr,
         )
         return

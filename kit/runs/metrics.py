@@ -1,6 +1,7 @@
 """Reads the metrics of a run: JSON lines in metrics.jsonl, or in one file for each replica group.
 
-All parts of the kit use this module for reading metrics. The kit's own programs write the schema of kit/spec/metrics.py.
+If the program reported none, they come from what it wrote for others (kit/observed), and each record names its source. All parts
+of the kit use this module for reading metrics. The kit's own programs write the schema of kit/spec/metrics.py.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from kit import json_lines, untrusted_files
 from kit.json_lines import Record
+from kit.observed import run_figures
 from kit.spec.run_paths import RunPaths
 
 # As kit.spec.run_paths has it.
@@ -42,12 +44,13 @@ class Quorum:
 class Latest:
     """The progress of a program: its last step, and the newest value of each number reported with a step.
 
-    time: of the last record.
+    time: of the last record. source: where the numbers are from; empty if the program reported them.
     """
 
     step: int
     time: str
     values: dict[str, float]
+    source: str = ""
 
     def __str__(self) -> str:
         said = [f"step {self.step}"]
@@ -55,7 +58,8 @@ class Latest:
         said += [f"{name} {self.values[key]:.4f}" for key, name in named.items() if key in self.values]
         rates = {"tokens_per_second": "tokens/s", "images_per_second": "images/s"}
         said += [f"{self.values[key]:,.0f} {name}" for key, name in rates.items() if key in self.values]
-        return ", ".join([*said, *([f"MFU {self.values['mfu']:.1%}"] if "mfu" in self.values else [])])
+        said += [f"MFU {self.values['mfu']:.1%}"] if "mfu" in self.values else []
+        return ", ".join(said) + (f" (from {self.source})" if self.source else "")
 
 
 def files(run_dir: Path) -> list[Path]:
@@ -69,17 +73,31 @@ def records(run_dir: Path | str) -> list[Record]:
     try:
         # Try to read the usual file first, by a name that is text: checking whether it exists, or making a path, takes too long
         # for 10,000 runs.
-        return json_lines.read(untrusted_files.read_bytes(f"{run_dir}/{_NAME}", most=_MOST_BYTES))
+        found = [json_lines.read(untrusted_files.read_bytes(f"{run_dir}/{_NAME}", most=_MOST_BYTES))]
     except FileNotFoundError:
         found = [json_lines.read(untrusted_files.read_bytes(path, most=_MOST_BYTES)) for path in files(Path(run_dir))]
+    if not any(found):
+        return run_figures.records(run_dir)
     if len(found) == 1:
         return found[0]
     return sorted((record for group in found for record in group), key=lambda record: str(record.get("time", "")))
 
 
 def latest(run_dir: Path) -> Latest | None:
-    """The furthest step that the program, or any replica group, reported. None if there is none."""
-    return max(filter(None, map(_latest_of, files(run_dir))), key=lambda one: (one.step, one.time), default=None)
+    """The furthest step that the program, or any replica group, reported, or that its log shows. None if there is none."""
+    reported = max(filter(None, map(_latest_of, files(run_dir))), key=lambda one: (one.step, one.time), default=None)
+    return reported or _observed(run_dir)
+
+
+def _observed(run_dir: Path) -> Latest | None:
+    """What the program's own log and trackers say."""
+    found = run_figures.latest(run_dir)
+    if found is None:
+        return None
+    values: dict[str, float] = {}
+    for record in found.records(run_figures.SOURCE):
+        values |= {name: value for name, value in record.items() if name not in {"step", run_figures.SOURCE}}
+    return Latest(step=found.last_step, time=found.when, values=values, source=found.source)
 
 
 def _latest_of(path: Path) -> Latest | None:

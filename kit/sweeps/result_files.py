@@ -37,6 +37,8 @@ def as_json(results: Results) -> str:
         "without_result": dict(results.without_result),
         "points": rows,
     }
+    if results.sources:
+        facts["sources"] = dict(results.sources)
     if results.objectives:
         facts |= {"objectives": results.objectives, "front": [row.index for row in results.front]}
     return json.dumps(facts, indent=2, allow_nan=False)

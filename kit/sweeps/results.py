@@ -18,7 +18,7 @@ from kit.sweeps import find, run_metrics_cache, search_trials
 from kit.sweeps.find import state_of
 from kit.sweeps.key_names import short_names
 from kit.sweeps.record import SweepPaths, SweepRecord, read
-from kit.sweeps.run_metrics_cache import Reduce
+from kit.sweeps.run_metrics_cache import Reduce, RunNumbers
 
 # The state of a point that a search has stopped early because it was bad.
 STOPPED = "STOPPED"
@@ -27,7 +27,9 @@ _DONE = "COMPLETED"
 
 @dataclass(frozen=True, kw_only=True)
 class PointResult:
-    """One point. values: by key. metrics: by name; empty if the run wrote none."""
+    """One point. values: by key. metrics: by name; empty if the run wrote none. sources: where they are from, if
+    the program did not report them.
+    """
 
     index: int
     name: str
@@ -35,6 +37,7 @@ class PointResult:
     state: str
     metrics: Mapping[str, float]
     run_dir: Path
+    sources: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +84,11 @@ class Results:
             if row.state not in {_DONE, STOPPED}:
                 found.append(row)
         return tuple(found)
+
+    @property
+    def sources(self) -> Mapping[str, int]:
+        """Where numbers are from that the programs did not report -> number of points."""
+        return Counter(source for row in self.rows for source in row.sources)
 
     @property
     def without_result(self) -> Mapping[str, int]:
@@ -140,6 +148,8 @@ def gather(
     points = paths.points
     reported = run_metrics_cache.of(points, [paths.name(point.index) for point in record.points], reduce=reduce)
     # A path is made once for each: that takes longer than to look at what it names.
+    if metric is not None:
+        reported = {name: _renamed(one, metric) for name, one in reported.items()}
     dirs = {one.run_dir.name: one.run_dir for one in states.values() if one is not None}
     dirs |= {name: points / name for name in reported.keys() - dirs.keys()}
     rows = [
@@ -148,10 +158,11 @@ def gather(
             name=point.name,
             values=point.values if record.search is None else search_trials.suggestion(dirs[name]) or point.values,
             state=_state(states[point.index], dirs[name], searched=record.search is not None),
-            metrics=metrics,
+            metrics=numbers.values,
             run_dir=dirs[name],
+            sources=numbers.sources,
         )
-        for point, (name, metrics) in zip(record.points, reported.items(), strict=True)
+        for point, (name, numbers) in zip(record.points, reported.items(), strict=True)
     ]
     names = tuple(dict.fromkeys(name for row in rows for name in row.metrics))
     if metric is not None and names and metric not in names:
@@ -171,6 +182,14 @@ def gather(
         goal=goal,
         objectives=objectives,
     )
+
+
+def _renamed(one: RunNumbers, metric: str) -> RunNumbers:
+    """The numbers of a run, the wanted one under the name by which it is asked for: a log or a tracker may have another."""
+    known = run_metrics_cache.same_metric(metric, one.values)
+    if known == metric:
+        return one
+    return RunNumbers({metric if name == known else name: value for name, value in one.values.items()}, one.sources)
 
 
 def _goal(record: SweepRecord, metric: str | None, objectives: Mapping[str, Goal]) -> Goal:

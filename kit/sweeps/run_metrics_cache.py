@@ -1,7 +1,8 @@
 """Caches the final metrics of each run, so that results of thousands of points need not read all files again.
 
 It is only a cache, like the run index: one file for each sweep in the user's cache folder. An entry is valid while inode, size and
-time of the run's metrics.jsonl are unchanged.
+time of the run's metrics.jsonl are unchanged. A run that reported nothing has no such file: what its log and trackers say is kept
+once the run has ended.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Literal
@@ -16,44 +18,64 @@ from typing import Any, Literal
 from pydantic_core import from_json, to_json
 
 from kit import json_lines, untrusted_files
-from kit.runs import cache_files, metrics
+from kit.observed.metric_names import standard
+from kit.observed.run_figures import SOURCE
+from kit.runs import cache_files, metrics, run_facts
+from kit.spec.run_paths import RunPaths
 
 Reduce = Literal["last", "min", "max"]
 
 _PLACES: dict[Reduce, int] = {"last": 0, "min": 1, "max": 2}
 # Keys of a metrics record that say nothing about the training.
 _NOT_METRICS = {"restart"}
+_MOST_SOURCES = 8
 _NUMBERS = {int, float}
 # Version of the file's form. With another number, everything is read again.
-_FORM = 1
+_FORM = 2
+_EVENTS = RunPaths(Path()).events
 
 
-def of(points: Path, names: Sequence[str], *, reduce: Reduce = "last") -> dict[str, dict[str, float]]:
-    """The numbers that these runs reported: run name -> metric -> value. points: the folder of the runs."""
+@dataclass(frozen=True)
+class RunNumbers:
+    """The numbers of one run by metric, and their sources: empty for a run whose program reported them."""
+
+    values: dict[str, float]
+    sources: tuple[str, ...] = ()
+
+
+def of(points: Path, names: Sequence[str], *, reduce: Reduce = "last") -> dict[str, RunNumbers]:
+    """The numbers of these runs, by the run's name. points: the folder of the runs."""
     place = _place(points)
     known, now = _load(place), dict[str, Any]()
     at, found = _PLACES[reduce], {}
     for name in names:
-        seen = _signature(f"{points}/{name}/metrics.jsonl")
+        seen = _signature(f"{points}/{name}/metrics.jsonl") or _signature_of_ended(f"{points}/{name}")
         entry = known.get(name)
         if entry is None or entry[0] != seen:
-            entry = [seen, _summary(f"{points}/{name}")]
+            entry = [seen, *_summary(f"{points}/{name}")]
         if seen is not None:
-            # Replica groups have a file each, so their numbers are not cached.
+            # The numbers of replica groups, which have a file each, are cached when the run has ended, too.
             now[name] = entry
-        found[name] = {metric: values[at] for metric, values in entry[1].items()}
+        values = {metric: numbers[at] for metric, numbers in entry[1].items()}
+        found[name] = RunNumbers(values, tuple(entry[2]))
     if now != known:
         _store(place, now)
     return found
 
 
+def same_metric(metric: str, names: Iterable[str]) -> str:
+    """The metric among `names` that is meant by a name: itself, or the kit's name for what others call `eval/loss`."""
+    known = {*names}
+    return standard(metric) if metric not in known and standard(metric) in known else metric
+
+
 def metrics_of(run_dir: Path, *, reduce: Reduce = "last") -> dict[str, float]:
     """The numbers that a run reported, by name."""
-    return {name: values[_PLACES[reduce]] for name, values in _summary(str(run_dir)).items()}
+    return {name: values[_PLACES[reduce]] for name, values in _summary(str(run_dir))[0].items()}
 
 
-def _summary(run_dir: str) -> dict[str, list[float]]:
-    """The last, least and greatest value of each metric, as min() and max() define them."""
+def _summary(run_dir: str) -> tuple[dict[str, list[float]], list[str]]:
+    """The last, least and greatest value of each metric, as min() and max() define them; and where they are from."""
     # The record of the start describes the run; it is not a result.
     kept = [record for record in metrics.records(run_dir) if record.get("kind") != "start"]
     found = {}
@@ -63,7 +85,8 @@ def _summary(run_dir: str) -> dict[str, list[float]]:
         numbers = values if _NUMBERS.issuperset(map(type, values)) else [one for one in values if type(one) in _NUMBERS]
         if numbers:
             found[name] = [numbers[-1], min(numbers), max(numbers)]
-    return found
+    sources = dict.fromkeys(str(one[SOURCE]) for one in kept if SOURCE in one)
+    return found, [*sources][:_MOST_SOURCES]
 
 
 def _columns(records: Sequence[json_lines.Record]) -> Iterable[tuple[str, Sequence[Any]]]:
@@ -89,6 +112,12 @@ def _signature(path: str) -> list[int] | None:
     return [one.st_ino, one.st_size, one.st_mtime_ns]
 
 
+def _signature_of_ended(run_dir: str) -> list[int] | None:
+    """The signature of a run that has ended: of its events, to which the next start of the run adds."""
+    seen = _signature(f"{run_dir}/{_EVENTS}")
+    return seen if seen is not None and run_facts.is_closed(Path(run_dir)) else None
+
+
 def _place(points: Path) -> Path:
     return cache_files.place("results", points.absolute())
 
@@ -103,7 +132,11 @@ def _load(place: Path) -> dict[str, Any]:
 
 
 def _is_entry(one: Any) -> bool:
-    return len(one) == 2 and all(len(values) == len(_PLACES) for values in one[1].values())
+    return (
+        len(one) == 3
+        and all(len(values) == len(_PLACES) for values in one[1].values())
+        and all(isinstance(text, str) for text in one[2])
+    )
 
 
 def _store(place: Path, entries: dict[str, Any]) -> None:

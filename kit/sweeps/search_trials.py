@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ from kit import untrusted_files
 from kit.runs import atomic_write, metrics, run_facts
 from kit.spec.run_paths import RunPaths
 from kit.spec.sweep import Value
+from kit.sweeps.run_metrics_cache import same_metric
 
 # waiting: without values. running: with values, not ended. complete: with a number for each objective. pruned: stopped early or
 # diverged. failed: ended without a number.
@@ -83,18 +85,23 @@ def of(run_dir: Path, index: int, objectives: Sequence[str]) -> SearchTrial:
 
 def reports(run_dir: Path, metric: str) -> dict[int, float]:
     """A metric by the step that it was reported with."""
+    records = metrics.records(run_dir)
+    name = same_metric(metric, (key for record in records for key in record))
     return {
-        record["step"]: float(record[metric])
-        for record in metrics.records(run_dir)
-        if _is_number(record.get(metric)) and isinstance(record.get("step"), int)
+        record["step"]: float(record[name])
+        for record in records
+        if _is_number(record.get(name)) and isinstance(record.get("step"), int)
     }
 
 
 def _reached(run_dir: Path, objectives: Sequence[str]) -> tuple[float, ...]:
     """The last value of each objective; fewer values if one was never reported."""
     last: dict[str, float] = {}
-    for record in metrics.records(run_dir):
-        last |= {name: float(record[name]) for name in objectives if _is_number(record.get(name))}
+    records = metrics.records(run_dir)
+    known = {*itertools.chain.from_iterable(records)}
+    written = {name: same_metric(name, known) for name in objectives}
+    for record in records:
+        last |= {name: float(record[key]) for name, key in written.items() if _is_number(record.get(key))}
     return tuple(last[name] for name in objectives if name in last)
 
 

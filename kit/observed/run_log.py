@@ -1,0 +1,169 @@
+"""Learns from a log which lines tell the program's progress, and reads the steps and figures in them.
+
+Nothing is configured: of all lines with a counter, those count that are most frequent. Of a log of any size, at most
+`_WHOLE_BYTES` are read: its beginning, its end, and stretches between.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from kit import untrusted_files
+from kit.observed import log_line
+from kit.observed.figures import Figures, Points
+from kit.observed.log_line import Line
+from kit.spec.run_paths import RunPaths
+
+_STRETCH, _STRETCHES = 1 << 18, 8
+_WHOLE_BYTES = _STRETCH * _STRETCHES
+# For the last step: the beginning says how epochs are counted.
+_HEAD_BYTES, _TAIL_BYTES = 32 << 10, 256 << 10
+# For a comparison of logs, and for the step of each rank.
+_LOOK_BYTES = 64 << 10
+_MOST_LOGS = 16
+_NAME = re.compile(r"(?:rank|task)(?:-(\d{1,9}))?\.log")
+_BREAK = re.compile(rb"[\r\n]+")
+_BAR = "progress bar"
+_BY_EPOCH = frozenset({f"{_BAR}, by epoch", '"epoch E [n/N]"'})
+_WEAK = frozenset({'"epoch N"', '"batch N"', _BAR, f"{_BAR}, by epoch"})
+
+
+def read(run_dir: Path, *, whole: bool) -> Figures | None:
+    """The figures in the log of the rank that reports most; None if no log has any.
+
+    whole: of the whole run, for curves; else of its end, for the last step.
+    """
+    log = _chosen(run_dir)
+    if log is None:
+        return None
+    return read_file(log, name=log.relative_to(RunPaths(run_dir).logs).as_posix(), whole=whole)
+
+
+def read_file(path: Path, *, name: str, whole: bool) -> Figures | None:
+    """The figures in one log. name: of the log, for its reader. None if there are none, or the file cannot be read."""
+    try:
+        with untrusted_files.open_regular(path) as source:
+            changed = os.fstat(source.fileno()).st_mtime
+            lines = [*_lines(source, _spans(os.fstat(source.fileno()).st_size, whole=whole))]
+    except OSError:
+        return None
+    label, points = _learned(lines)
+    return Figures(source=f"{name}: {label}", path=path, time=changed, points=points) if points else None
+
+
+def _chosen(run_dir: Path) -> Path | None:
+    """The log with most figures at its end, of the first and last ranks: some programs report on rank 0, others on the last."""
+    logs = RunPaths(run_dir).logs
+    try:
+        found = sorted((path for path in logs.glob("**/*.log") if _NAME.fullmatch(path.name)), key=_order)
+    except OSError:
+        return None
+    if len(found) > _MOST_LOGS:
+        found = [*found[: _MOST_LOGS // 2], *found[-_MOST_LOGS // 2 :]]
+    if len(found) == 1:
+        return found[0]
+    counts = [(_figures(path), path) for path in found]
+    most = max((count for count, _ in counts), default=0)
+    return next((path for count, path in counts if count and count > most / 2), None)
+
+
+def _order(path: Path) -> tuple[bool, str, int]:
+    """The ranks in the order of their numbers, role by role; then the logs of launchers."""
+    number = _NAME.fullmatch(path.name)
+    return path.name.startswith("task"), str(path.parent), int(number[1] or 0) if number else 0
+
+
+def _figures(path: Path) -> int:
+    try:
+        with untrusted_files.open_regular(path) as source:
+            size = os.fstat(source.fileno()).st_size
+            return sum(len(one.values) + 1 for one in _lines(source, [(max(0, size - _LOOK_BYTES), size)]))
+    except OSError:
+        return 0
+
+
+def _spans(size: int, *, whole: bool) -> list[tuple[int, int]]:
+    """The stretches of a file that are read, as offsets."""
+    if not whole:
+        return [(0, size)] if size <= _HEAD_BYTES + _TAIL_BYTES else [(0, _HEAD_BYTES), (size - _TAIL_BYTES, size)]
+    if size <= _WHOLE_BYTES:
+        return [(0, size)]
+    starts = [(size - _STRETCH) * place // (_STRETCHES - 1) for place in range(_STRETCHES)]
+    return [(start, start + _STRETCH) for start in starts]
+
+
+def _lines(source: BinaryIO, spans: Sequence[tuple[int, int]]) -> Iterator[Line]:
+    """The lines with figures in these stretches. Lines that a stretch cuts are left out, unless the file ends there."""
+    for start, end in spans:
+        source.seek(start)
+        found = _BREAK.split(source.read(end - start))
+        size = os.fstat(source.fileno()).st_size
+        for text in found[start > 0 : len(found) - (end < size)]:
+            if text and (one := log_line.read(text[: log_line.MOST_CHARACTERS].decode(errors="replace"))):
+                yield one
+
+
+def _learned(lines: Sequence[Line]) -> tuple[str, list[tuple[int, dict[str, float]]]]:
+    """What the steps are read from, and the points."""
+    counts = Counter(one.label for one in lines if one.label)
+    if not counts:
+        return "", []
+    # A counter of steps is better than a bar, and a bar better than epochs; of several the most frequent.
+    strong = [label for label in counts if label not in _WEAK]
+    bars = [label for label in counts if label.startswith(_BAR)]
+    label = max(strong or bars or counts, key=lambda one: counts[one])
+    total = _longest_bar(lines) if label == _BAR else None
+
+    def is_main(one: Line) -> bool:
+        return one.label == label and (total is None or one.total == total)
+
+    steps = _over_epochs([one for one in lines if is_main(one)], by_epoch=label in _BY_EPOCH)
+    furthest = max(steps, default=0)
+    main, points, waiting, at = iter(steps), Points(), dict[str, float](), -1
+    for one in lines:
+        if is_main(one):
+            at = next(main)
+            points.add(at, {**waiting, **one.values})
+            waiting = {}
+        elif one.label in strong and one.step is not None and one.step <= furthest and label not in _BY_EPOCH:
+            # Another line about the same steps: of the validation, for example.
+            points.add(one.step, one.values)
+        elif not one.label and one.values and (one.explicit or at >= 0):
+            # A line about the step that a bar shows next, or about the step before.
+            if one.explicit and label == _BAR:
+                waiting |= one.values
+            else:
+                points.add(max(at, 0), one.values)
+    if waiting:
+        points.add(max(at, 0), waiting)
+    return label, points.take()
+
+
+def _longest_bar(lines: Sequence[Line]) -> int | None:
+    """The total of the bar that has been up longest: those of evaluations within it are shorter."""
+    bars = [one for one in lines if one.label == _BAR and one.bar is not None]
+    counts = Counter(one.total for one in bars)
+    key: Callable[[Line], tuple[float, int]] = lambda one: (one.bar or 0.0, counts[one.total])  # noqa: E731
+    return max(bars, key=key).total if bars else None
+
+
+def _over_epochs(lines: Sequence[Line], *, by_epoch: bool) -> list[int]:
+    """The step of each line since the beginning of the run. Some programs count them from 0 in each epoch."""
+    steps = [one.step or 0 for one in lines]
+    epochs = [one.epoch for one in lines]
+    pairs = [*zip(steps, epochs, strict=True)]
+    again = any(
+        step < before and epoch is not None and last is not None and epoch > last
+        for (before, last), (step, epoch) in itertools.pairwise(pairs)
+    )
+    if not by_epoch and not again:
+        return steps
+    base = min(1, int(next((epoch for epoch in epochs if epoch is not None), 1)))
+    length = max((one.total for one in lines if one.total), default=0) or max(steps, default=0)
+    return [step + max(0, int(epoch or base) - base) * length for step, epoch in pairs]
