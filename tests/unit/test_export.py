@@ -105,7 +105,7 @@ def test_there_and_back(
 def test_an_index_of_more_than_a_mebibyte_is_read(project: Path, elsewhere: Path, tmp_path: Path) -> None:  # noqa: F811
     """It failed for a workspace of 8,000 files: the bound on headers was taken for one on the index."""
     # Long names, so that fewer files make an index of this size.
-    for number in range(2500):
+    for number in range(5000):
         (project / f"{number:0200}.txt").write_text(f"{number}\n")
     made = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
     exporting.export(made, tmp_path / "a.tar.gz")
