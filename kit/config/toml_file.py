@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import date
@@ -161,6 +162,7 @@ def validate(table: Mapping[str, Any], model: type[M], *, file: str) -> M:
 def shown(path: Path) -> str:
     """A path for people: relative to the working folder if it is inside."""
     try:
-        return str(path.resolve().relative_to(Path.cwd()))
+        # Not Path.resolve, which fails for a link to itself.
+        return str(Path(os.path.realpath(path)).relative_to(Path.cwd()))
     except ValueError:
         return str(path)

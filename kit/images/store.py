@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kit import untrusted_files
+from kit import own_folders, untrusted_files
 from kit.errors import ImageError
 from kit.images import block_list, cross_host_lock, temporary_names
 from kit.owning_process import Owner
@@ -134,9 +134,17 @@ def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object
     blocks = finished.with_suffix(block_list.SUFFIX)
     blocks.write_text(block_list.text(finished, sha256), encoding="ascii")
     _chmod(blocks, mode)
-    blocks.rename(target.with_suffix(block_list.SUFFIX))
-    notes.rename(target.with_suffix(".json"))
-    finished.rename(target)
+    try:
+        blocks.rename(target.with_suffix(block_list.SUFFIX))
+        notes.rename(target.with_suffix(".json"))
+        finished.rename(target)
+    except PermissionError as error:
+        # In a folder with the sticky bit, only its owner and root replace a file of wrong bytes.
+        owner = own_folders.user(target.lstat().st_uid) if os.path.lexists(target) else "another user"
+        raise ImageError(
+            f"{target} belongs to {owner}, and you may not replace it: {error.strerror}",
+            hint=f"let root remove {target}",
+        ) from None
     _sync(target.parent)
     return target
 

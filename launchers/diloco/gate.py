@@ -18,8 +18,25 @@ import sys
 import time
 from asyncio import StreamReader as Reader
 from asyncio import StreamWriter as Writer
+from collections import deque
 
-from relay import ENDS, LOOK_S, PROOF_S, TOKEN, Meetings, Refused, asked, fail, left_while, opened, say, splice, steady
+from relay import (
+    ENDS,
+    LOOK_S,
+    MOST_PROVED,
+    MOST_UNPROVED,
+    PROOF_S,
+    TOKEN,
+    Meetings,
+    Refused,
+    asked,
+    fail,
+    left_while,
+    opened,
+    say,
+    splice,
+    steady,
+)
 
 # The meeting at which the other job's gate reaches the first job's lighthouse.
 LIGHTHOUSE = "lighthouse"
@@ -38,6 +55,8 @@ class Gate:
         # Of the job without the lighthouse: whether the other one's can be asked; None before the first answer.
         self.there: bool | None = None
         self._asking: set[Writer] = set()
+        # Clients of the lighthouse that have said nothing yet.
+        self._silent: deque[Writer] = deque()
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def across(self, name: str, side: str, seconds: float, reader: Reader, writer: Writer) -> bool:
@@ -69,10 +88,33 @@ class Gate:
         try:
             # A closed connection is the client's answer: it asks again.
             with contextlib.suppress(*ENDS):
-                await splice((reader, writer), await self._to_lighthouse())
+                said = await self._first_bytes(reader, writer)
+                there = await self._to_lighthouse()
+                there[1].write(said)
+                await splice((reader, writer), there)
         finally:
             self._asking.discard(writer)
             writer.close()
+
+    async def _first_bytes(self, reader: Reader, writer: Writer) -> bytes:
+        """What a client sends first: clients of HTTP speak before the server.
+
+        Refused for one that stays silent: a stranger's connections cost none to the lighthouse. Of too many silent ones, the
+        oldest is closed.
+        """
+        if len(self._asking) > MOST_PROVED:
+            raise Refused("too many connections")
+        self._silent.append(writer)
+        if len(self._silent) > MOST_UNPROVED:
+            self._silent.popleft().transport.abort()
+        try:
+            said = await asyncio.wait_for(reader.read(1 << 16), PROOF_S)
+        finally:
+            if writer in self._silent:
+                self._silent.remove(writer)
+        if not said:
+            raise Refused("no request")
+        return said
 
     async def _to_lighthouse(self) -> tuple[Reader, Writer]:
         if self._first or not self.there:

@@ -3,12 +3,15 @@
 import os
 import socket
 import threading
+import time
 
 import node_wire
 from image_share import say
 
 # Connections that have not yet shown that they know the token, and seconds for a receiver that takes nothing.
 _MOST_STRANGERS, _SEND_S = 32, 30.0
+# Seconds after which it looks again when there is no free file.
+_NO_FILES_S = 0.2
 
 
 class Sender:
@@ -29,7 +32,12 @@ class Sender:
 
     def _accept(self, listener):
         while True:
-            link, _ = listener.accept()
+            try:
+                link, _ = listener.accept()
+            except OSError:
+                # No free file, for a moment, or a connection that was given up.
+                time.sleep(_NO_FILES_S)
+                continue
             if self._strangers.acquire(blocking=False):
                 threading.Thread(target=self._serve, args=(link,), daemon=True).start()
             else:

@@ -13,8 +13,10 @@ import pytest
 
 from kit import data_folders
 from kit.errors import ImageError
-from kit.images import cross_host_lock, image_lock, store, store_contents, store_safety
+from kit.images import cross_host_lock, image_lock, squash_and_lock, store, store_contents, store_safety
+from kit.spec.image import Squash
 from tests.support import make_lock
+from tests.unit.test_image_lock import stored
 
 NOBODY = 65534
 
@@ -161,3 +163,41 @@ def test_c15_the_doctor_names_what_is_no_note(place: Path) -> None:
     note = place / "refs" / "00aa"
     os.mkfifo(note)
     assert f"{note}: no note of the kit (not a regular file): remove it" in [*store_safety.problems(place)]
+
+
+# ---- bytes of a stored image that are not those of its lock, C16 ----
+
+
+@pytest.fixture
+def locked(place: Path) -> squash_and_lock.Target:
+    """An image in the store, and its lock."""
+    lock = stored(place)
+    path = place.parent / "containers" / lock.name / image_lock.FILE
+    image_lock.write(path, lock)
+    return squash_and_lock.Target(
+        name=lock.name, store=place, lock_file=path, source="build", inputs=lock.inputs, squash=Squash()
+    )
+
+
+def test_c16_wrong_bytes_in_the_store_are_made_again(locked: squash_and_lock.Target, place: Path) -> None:
+    """`kit import-image` said that nothing had changed, for ever, and `kit submit` said to run it."""
+    assert locked.current
+    image = store.path(place, locked.current.sha256)
+    assert (found := squash_and_lock.unchanged(locked)) and found.image == image
+    content = bytearray(image.read_bytes())
+    content[-1] ^= 1
+    image.write_bytes(content)
+    assert squash_and_lock.unchanged(locked) is None
+    with store.workspace(place) as work:
+        content[-1] ^= 1
+        (work / "image.sqsh").write_bytes(content)
+        store.publish(place, work / "image.sqsh", locked.current.sha256, {})
+    assert squash_and_lock.unchanged(locked)
+
+
+def test_c16_a_file_that_this_user_may_not_replace_is_named_with_its_owner(shared: Path) -> None:
+    with nobody(), store.workspace(shared) as work:
+        (work / "image.sqsh").write_bytes(b"y")
+        with pytest.raises(ImageError, match=r"belongs to root \(0\), and you may not replace it") as caught:
+            store.publish(shared, work / "image.sqsh", "1" * 64, {})
+    assert caught.value.hint == f"let root remove {store.path(shared, '1' * 64)}"

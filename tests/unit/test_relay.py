@@ -366,6 +366,7 @@ class Echo:
     def __init__(self, name: bytes) -> None:
         self._server, self._name = socket.create_server(("127.0.0.1", 0)), name
         self.port: int = self._server.getsockname()[1]
+        self.clients = 0
         threading.Thread(target=self._serve, daemon=True).start()
 
     def _serve(self) -> None:
@@ -374,6 +375,7 @@ class Echo:
                 one, _ = self._server.accept()
             except OSError:
                 return
+            self.clients += 1
             one.sendall(self._name)
             threading.Thread(target=lambda it=one: _rest(it), daemon=True).start()
 
@@ -393,9 +395,27 @@ def gate(relay: Relay, own: Echo, *, first: bool) -> tuple[subprocess.Popen[byte
 def asked_lighthouse(port: int) -> bytes:
     try:
         with socket.create_connection(("127.0.0.1", port), timeout=10) as one:
+            one.sendall(b"GET")
             return one.recv(16)
     except OSError:
         return b""
+
+
+def test_silent_connections_to_the_gate_cost_no_connection_to_the_lighthouse(relay: Relay) -> None:
+    """Every user of the cluster can connect to it, and each connection opened another one."""
+    own = Echo(b"own")
+    with ExitStack() as stack:
+        stack.callback(own.close)
+        made, _, clients = gate(relay, own, first=True)
+        stack.callback(made.wait, 60)
+        stack.callback(made.terminate)
+        most = module("gate").MOST_UNPROVED
+        silent = [
+            stack.enter_context(socket.create_connection(("127.0.0.1", clients), timeout=60)) for _ in range(most + 20)
+        ]
+        assert _rest(silent[0]) == b"", "the oldest is closed"
+        assert asked_lighthouse(clients) == b"own"
+        assert own.clients == 1
 
 
 def test_gates_lead_to_one_lighthouse_and_to_the_own_while_the_other_is_away(relay: Relay) -> None:
@@ -427,6 +447,7 @@ def test_gates_lead_to_one_lighthouse_and_to_the_own_while_the_other_is_away(rel
 
         held = socket.create_connection(("127.0.0.1", clients_b), timeout=60)
         with held:
+            held.sendall(b"GET")
             assert held.recv(16) == b"first"
             first.terminate()
             assert held.recv(16) == b""  # let go, so that its client asks anew
