@@ -5,8 +5,9 @@ width of a head, F width of the feed-forward part, V size of the vocabulary.
 """
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import nn
@@ -15,7 +16,12 @@ from torch.utils.checkpoint import checkpoint as again
 
 from . import initial
 
+if TYPE_CHECKING:
+    from .cache import Cache
+
 ROPE_BASE = 10000.0
+# Keys and values of the newest tokens -> those of all tokens that these attend to, (B, K, places, D) each.
+KeysAndValues: TypeAlias = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
 class ConvNet(nn.Module):
@@ -123,8 +129,13 @@ class Block(nn.Module):
         self.gate_up = nn.Linear(shape.dim, 2 * shape.wide, bias=False)
         self.down = nn.Linear(shape.wide, shape.dim, bias=False)
 
-    def forward(self, x: torch.Tensor, angles: "Angles", seen: torch.Tensor | None = None) -> torch.Tensor:
-        """seen: mask of the positions that each position attends to, from `within`; None: itself and all before it."""
+    def forward(
+        self, x: torch.Tensor, angles: "Angles", seen: torch.Tensor | None = None, kept: KeysAndValues | None = None
+    ) -> torch.Tensor:
+        """seen: mask of the positions that each position attends to, from `within`; None: itself and all before it.
+
+        kept: in sampling, adds the tokens before these (lib/cache.py).
+        """
         batch, length, _ = x.shape  # (B, T, C)
         # ---- attention ----
         qkv = self.qkv(self.attention_norm(x)).view(batch, length, -1, self.each).transpose(1, 2)
@@ -132,6 +143,8 @@ class Block(nn.Module):
         if hasattr(self, "query_norm"):
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, angles), rotate(k, angles)  # positions are encoded here, so there is no position embedding
+        if kept is not None:
+            k, v = kept(k, v)
         # Grouped queries: H / K query heads share a key-value head.
         fewer = {"enable_gqa": True} if self.keys < self.heads else {}
         mixed = functional.scaled_dot_product_attention(q, k, v, attn_mask=seen, is_causal=seen is None, **fewer)
@@ -165,6 +178,10 @@ class Angles:
     def first(self, length: int) -> "Angles":
         """The angles of the first `length` positions."""
         return Angles(self.cos[:length], self.sin[:length])
+
+    def at(self, places: torch.Tensor) -> "Angles":
+        """The angles of one position in each row, (B,), in the shape of keys and queries: (B, 1, 1, half a head)."""
+        return Angles(self.cos[places][:, None, None], self.sin[places][:, None, None])
 
 
 def stretched(rates: torch.Tensor, factor: float, low: float, high: float, length: float) -> torch.Tensor:
@@ -231,6 +248,14 @@ class GPT(nn.Module):
             return logits
         # In float32, over B * T predictions at once: (B * T, V) against (B * T,).
         return functional.cross_entropy(logits.float().flatten(0, 1), targets.flatten())
+
+    def continued(self, tokens: torch.Tensor, cache: "Cache") -> torch.Tensor:
+        """The logits of each row's next token, (B, V): tokens (B, T) at first, then (B, 1), each time after all those before."""
+        x = self.embedding(tokens)  # (B, T, C)
+        angles, seen = cache.begin(tokens, self.angles(tokens.device))
+        for number, block in enumerate(self.blocks):
+            x = block(x, angles, seen, cache.of(number))
+        return self.head(self.norm(cache.last(x)))
 
     def angles(self, device: torch.device) -> Angles:
         """The angles of the rotary positions on a device, made once for each device."""

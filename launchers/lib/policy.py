@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from . import huggingface, model, vocabulary
+from .cache import Cache
 from .chats import Row
 
 Weights = dict[str, torch.Tensor]
@@ -37,31 +38,28 @@ def sample(
 ) -> list[list[Completion]]:
     """`count` completions for each prompt. Log-probabilities are of the sampling distribution: softmax(logits / temperature)."""
     device = net.embedding.weight.device
-    # rows (prompts, longest + max_tokens), lengths (prompts,)
-    rows, lengths = _padded(prompts, room=max_tokens, device=device)
-    longest = int(lengths.max())
-    last = torch.arange(len(prompts), device=device)
-    # The first token of all completions of a prompt comes from one forward pass: logits (prompts * count, V).
-    scores = net(rows[:, :longest])[last, lengths - 1].repeat_interleave(count, 0)
-    # From here on B = prompts * count rows, the completions of a prompt next to each other.
-    rows, lengths = rows.repeat_interleave(count, 0), lengths.repeat_interleave(count)
-    last = torch.arange(len(rows), device=device)
+    # (prompts, longest), and lengths (prompts,)
+    padded, lengths = _padded(prompts, device=device)
+    # Keys and values of all tokens so far are kept, so that each token is read once and not again for each token after it.
+    cache = Cache(len(net.blocks), lengths, room=max_tokens)
+    # A prompt is read once for all its completions. From here on B = prompts * count rows, the completions of a prompt
+    # next to each other: logits (B, V).
+    scores = net.continued(padded, cache).repeat_interleave(count, 0)
+    cache.repeat(count)
     drawn, chosen = [], []
-    running = torch.ones(len(rows), dtype=torch.bool, device=device)
+    running = torch.ones(len(scores), dtype=torch.bool, device=device)
     for position in range(max_tokens):
-        if position:
-            scores = net(rows[:, : longest + position])[last, lengths + position - 1]
         # (B, V), in float32: probabilities in bfloat16 have only two to three digits.
         logprobs = functional.log_softmax(scores.float() / temperature, dim=-1)
         # (B, 1)
         tokens = torch.multinomial(logprobs.exp(), 1, generator=generator)
-        rows[last, lengths + position] = tokens[:, 0]
         # Sampling continues for the whole batch. -1 marks tokens of completions that have already ended.
         drawn.append(tokens[:, 0].where(running, -1))
         chosen.append(logprobs.gather(1, tokens)[:, 0])
         running &= tokens[:, 0] != end
-        if not running.any():
+        if position == max_tokens - 1 or not running.any():
             break
+        scores = net.continued(tokens, cache)
     every = []
     # (B, drawn tokens) each.
     for row, row_logprobs in zip(torch.stack(drawn, 1).tolist(), torch.stack(chosen, 1).tolist(), strict=True):
@@ -99,8 +97,8 @@ def answered(prompt: list[int], completion: list[int]) -> Row:
 def rows(given: list[Row], device: torch.device) -> Batch:
     """A batch of rows."""
     # (B, T + 1): the inputs are the first T tokens, the targets the last T.
-    tokens, _ = _padded([row.tokens for row in given], room=0, device=device)
-    mask, _ = _padded([row.mask for row in given], room=0, device=device)
+    tokens, _ = _padded([row.tokens for row in given], device=device)
+    mask, _ = _padded([row.mask for row in given], device=device)
     return Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], mask=mask[:, 1:].float())
 
 
@@ -175,9 +173,9 @@ def _loaded(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def _padded(rows: list[list[int]], *, room: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens, padded to (B, longest + room), and the length of each row before padding, (B,)."""
+def _padded(rows: list[list[int]], *, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens, padded to (B, longest), and the length of each row before padding, (B,)."""
     lengths = [len(row) for row in rows]
-    width = max(lengths) + room
+    width = max(lengths)
     tokens = torch.tensor([row + [0] * (width - len(row)) for row in rows], device=device)
     return tokens, torch.tensor(lengths, device=device)
