@@ -1,7 +1,7 @@
 """Adds and removes files of an image's tree so that its .sqsh behaves like one that Enroot imported.
 
 Enroot reads the image's environment from /etc/environment, its volumes from /etc/fstab, and runs /etc/rc, which enters the working
-directory and starts the entrypoint or the command (field-notes 3).
+directory and starts the entrypoint or the command (docs/internals/learnt.md#enroot).
 """
 
 from __future__ import annotations

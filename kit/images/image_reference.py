@@ -14,7 +14,7 @@ _TAG = r"(?::(?P<tag>[A-Za-z0-9_][A-Za-z0-9._-]{0,127}))?"
 _DIGEST = r"(?:@(?P<digest>sha256:[0-9a-f]{64}))?"
 _HASH_FORM = re.compile(f"^{_USER}{_REGISTRY}#{_PATH}{_TAG}{_DIGEST}$")
 _PLAIN_FORM = re.compile(f"^{_USER}(?:{_REGISTRY}/)?{_PATH}{_TAG}{_DIGEST}$")
-# Enroot's own rule for dockerd:// and podman:// (field-notes 1): no user, no `#`, no digest.
+# Enroot's own rule for dockerd:// and podman:// (docs/internals/learnt.md#enroot): no user, no `#`, no digest.
 _LOCAL_FORM = re.compile(r"^[A-Za-z0-9/._:-]+$")
 
 _HUB = "docker.io"

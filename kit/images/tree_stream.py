@@ -16,7 +16,6 @@ from typing import IO, Protocol
 
 from kit.errors import ImageError
 from kit.images import tree_edits
-from kit.images.name_set import Names
 from kit.images.tree_edits import Addition, Edit, clean, walk_key
 
 _BLOCK = 1 << 20
@@ -40,15 +39,21 @@ Entry = tuple[tarfile.TarInfo, Data | None]
 def parsed(chunks: Iterable[bytes]) -> Iterator[Entry]:
     """Yield the members of a tar stream with their data. Read each member's data before asking for the next.
 
-    ImageError when the tar is damaged or cut off.
+    ImageError when the tar is damaged or cut off, or has a hard link to a name that did not come before it.
     """
     stream = ChunkFile(chunks)
+    names: set[str] = set()
     try:
         source = tarfile.open(  # noqa: SIM115 - a stream has no file to close
             fileobj=stream, mode="r|", bufsize=_BLOCK, encoding=ENCODING, errors=ERRORS
         )
         while (member := source.next()) is not None:
             source.members = []  # type: ignore[attr-defined]  # it remembers every member; a stream has no use for them
+            name, target = clean(member.name), clean(member.linkname)
+            if member.islnk() and target not in names:
+                raise ImageError(f"{name}: a hard link to {target}, which is not in the image")
+            if not member.isdir():
+                names.add(name)
             yield member, source.extractfile(member) if member.isreg() else None
     except tarfile.TarError as error:
         raise ImageError(f"the engine's export is not a readable tar: {error}", hint="try again") from None
@@ -76,11 +81,11 @@ class Lost:
 
 
 def edited(members: Iterable[Entry], edit: Edit, work: Path, lost: Lost | None = None) -> Generator[bytes]:
-    """A tar of the members with `edit` applied. ImageError for a hard link whose target does not exist.
+    """A tar of the members with `edit` applied.
 
-    The members come in walk order, as an engine exports them and `layer_tree.merged` yields them. Additions are inserted at their
-    place in the walk, so that mksquashfs writes the same bytes from this stream as from the tree itself. work: a folder for the
-    data of dropped files, which another hard link may still need. lost: collects what is not kept.
+    The members come in walk order, and a hard link after its target, as `parsed` and `layer_tree.merged` yield them. Additions are
+    inserted at their place in the walk, so that mksquashfs writes the same bytes from this stream as from the tree itself. work: a
+    folder for the data of dropped files, which another hard link may still need. lost: collects what is not kept.
     """
     with _Spool(work) as spool:
         yield from _Editing(edit, spool, lost or Lost()).stream(members)
@@ -138,8 +143,7 @@ class _Editing:
         # Whether a path of interest is a folder, as far as the walk has come.
         self._seen = {path: False for a in edit.additions for path in (*_parents(a.path), a.path)}
         self._met: set[str] = set()
-        self._moved: dict[str, str] = {}  # first name that was dropped -> first name that stays
-        self._files = Names()
+        self._moved: dict[str, str] = {}  # name of a file that was dropped -> another name of the file
 
     def stream(self, members: Iterable[Entry]) -> Iterator[bytes]:
         """The edited tar; see `edited`."""
@@ -150,7 +154,9 @@ class _Editing:
             if not name:
                 continue
             if self._edit.drops(name) or (name in tree_edits.ENGINE_FOLDERS and not member.isdir()):
-                if not (member.isdir() or member.islnk()):
+                if member.islnk():
+                    self._moved[name] = clean(member.linkname)
+                elif not member.isdir():
                     self._spool.hold(name, member, data)
                 continue
             yield from self._member(member, name, data)
@@ -169,20 +175,17 @@ class _Editing:
         tree_edits.normalise(member, name)
         if name in tree_edits.ENGINE_FOLDERS:
             member.mode = tree_edits.FOLDER_MODE
-        if not member.isdir():
-            self._files.add(name)
         yield from encoded(member, data)
 
     def _linked(self, member: tarfile.TarInfo, name: str) -> Entry:
         """A hard link to a name that stays. If the file's first name was dropped, its next name gets the file itself."""
         target = clean(member.linkname)
-        target = self._moved.get(target, target)
+        while target in self._moved:
+            target = self._moved[target]
         held = self._spool.take(target)
         if held is not None:
             self._moved[target] = name
             return held[0], held[1]
-        if target not in self._files:
-            raise ImageError(f"{name}: a hard link to {target}, which is not in the image")
         member.linkname = target
         return member, None
 

@@ -15,8 +15,8 @@ from kit.spec.run_paths import CONTAINER_RUN
 # For a debugged job. It overrides a cluster's NCCL_DEBUG = "WARN", which is meant for normal runs. lib/debug.sh sets the other
 # variables.
 _DEBUGGED = {"NCCL_DEBUG": "INFO"}
-# Enroot starts a login shell, whose /etc/profile resets PATH, and it drops these locale variables (field-notes 2). The worker sets
-# the image's values again.
+# Enroot starts a login shell, whose /etc/profile resets PATH, and it drops these locale variables (docs/internals/learnt.md#pyxis).
+# The worker sets the image's values again.
 _LOST_ENV = ("PATH", "LANG", "LC_ALL")
 
 

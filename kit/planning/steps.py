@@ -12,7 +12,7 @@ _INTERFACE_ENV = ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME")
 
 
 def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
-    """The step of a role's ranks. It repeats all figures: since 22.05, srun ignores SLURM_CPUS_PER_TASK (field-notes 21).
+    """The step of a role's ranks. It repeats all figures: srun ignores SLURM_CPUS_PER_TASK (docs/internals/learnt.md#slurm).
 
     It has no GPU option: with the job's --gpus-per-node, every rank sees all of the job's GPUs on its node and takes the one with
     its local rank. `--gpu-bind=none` should have the same effect. But with several tasks per node, Slurm 22.05 then does not set
@@ -256,7 +256,7 @@ def _contained(made: Decisions, placed: RolePlacement, srun: list[str], *command
 
 
 def _helper(name: str, nodes: int | None, output: str | None) -> list[str]:
-    """One task per node that runs beside the training step and takes no memory or CPUs from it (field-notes 24).
+    """One task per node that runs beside the training step and takes no memory or CPUs from it (docs/internals/learnt.md#slurm).
 
     output: None for srun's own.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from kit import config, data_folders
-from kit.errors import ConfigError, KitError, RunError, ToolError, UsageError
+from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.remote import run_folder_mirror as mirrors
 from kit.remote.run_folder_mirror import ClusterAnswer, Mirror
 from kit.runs import index, known_files, run_facts
@@ -228,24 +228,9 @@ def require_here(run_dir: Path, command: str) -> None:
         refuse(found.cluster(), command)
 
 
-def require_cluster_here(name: str | None, command: str) -> None:
-    """The same check before anything is planned. name: the value of `--cluster`."""
-    project = data_folders.project()
-    found = of(config.cluster_entry(name, project).name, project=project)
-    if found is not None:
-        refuse(found.name, command)
-
-
 def refuse(cluster: str, command: str) -> NoReturn:
     """Report that a command does not support ssh yet."""
     raise UsageError(
         f"{command} does not work over ssh yet, and cluster {cluster} is reached over ssh",
         hint="run it on the login node",
     )
-
-
-def is_line(error: KitError) -> bool:
-    """Whether the error is a lost connection. Then the same request may succeed a moment later."""
-    from kit.remote.connection import LineError
-
-    return isinstance(error, LineError)

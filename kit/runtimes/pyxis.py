@@ -15,7 +15,8 @@ _REGISTRY = re.compile(r"^(?P<user>[^@/#]+@)?(?P<registry>localhost(:\d+)?|[^/#@
 def image_uri(image: str) -> str:
     """The value of `--container-image`: a path unchanged, a reference with '#' after its registry.
 
-    Enroot before 4.0 takes `reg.io/name` for a name on Docker Hub (field-notes 1), so the kit never writes '/' there.
+    Enroot before 4.0 takes `reg.io/name` for a name on Docker Hub (docs/internals/learnt.md#pyxis), so the kit never writes '/'
+    there.
     """
     if image.startswith("/"):
         return image

@@ -12,8 +12,8 @@ from kit.slurm import run_local_or_ssh, tolerant_reader
 from kit.slurm.tolerant_reader import MARK, is_number
 
 # The variables that a job may inherit from the submitter. All others are left out: SLURM_* and SBATCH_* of an allocation that the
-# user is in (field-notes 25), PYXIS_* and SLURM_SPANK_* that would move the batch script into a container, and secrets that
-# slurmctld would keep in the job's environment file.
+# user is in (docs/internals/learnt.md#slurm), PYXIS_* and SLURM_SPANK_* that would move the batch script into a container, and
+# secrets that slurmctld would keep in the job's environment file.
 _INHERITED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "TZ", "TMPDIR", "SLURM_CONF", "DEBUG")
 
 # Variables that no pattern takes along.

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field, RootModel, model_validator
 from kit.spec.schema_base import Model, MountSource, MountTarget, Name
 from kit.spec.wrong_value_messages import Invalid
 
-# mount(8) flags that Enroot's fstab and Pyxis's grammar both accept (field-notes 1).
+# mount(8) flags that Enroot's fstab and Pyxis's grammar both accept (docs/internals/learnt.md#pyxis).
 Flag = Literal[
     "ro", "rw", "nosuid", "nodev", "noexec", "private", "rprivate", "slave", "rslave", "shared", "rshared"
 ]  # fmt: skip

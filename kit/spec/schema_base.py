@@ -49,7 +49,7 @@ NAME = Form(
 Name = Annotated[str, NAME]
 
 # A value on an `#SBATCH` line. sbatch splits these lines at blanks and reads `#` as a comment, so a value cannot contain them. A
-# newline would start another line of the script (performance-notes, "Faults").
+# newline would start another line of the script (docs/internals/learnt.md#slurm).
 SbatchWord = Annotated[
     str,
     Form(
@@ -154,8 +154,8 @@ ContainerPath = Annotated[
     ),
 ]
 
-# Characters that Pyxis's grammar cannot escape (field-notes 1): `,` splits mounts, `:` splits fields. The target is inside a
-# double-quoted shell string on the node.
+# Characters that Pyxis's grammar cannot escape (docs/internals/learnt.md#pyxis): `,` splits mounts, `:` splits fields. The target
+# is inside a double-quoted shell string on the node.
 _MOUNT_REFUSED = {
     ",": "Pyxis splits mounts at ','",
     ":": "Pyxis splits a mount's fields at ':'",

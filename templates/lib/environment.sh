@@ -43,7 +43,7 @@ environment::scrub() {
     done
     for name in $(compgen -e); do
         case "${name}" in
-            # Options of a nested submit, and of Pyxis. They would change steps without the plan's knowledge (field-notes 1 and 25).
+            # Options of a nested submit, and of Pyxis. They would change steps without the plan's knowledge.
             SLURM_SPANK_* | PYXIS_* | SBATCH_* | SALLOC_*) unset "${name}" ;;
             # srun would take these as its own options.
             SLURM_CPU_BIND* | SLURM_MEM_BIND* | SLURM_GPU_BIND | SLURM_DISTRIBUTION | SLURM_EXACT | SLURM_HINT | SLURM_OVERLAP \

@@ -20,7 +20,6 @@ from kit.errors import ImageError
 from kit.images import gzip_layer_reader, layer_bytes, layer_tree, oci, tar_headers, tree_edits, tree_stream
 from kit.images.gzip_layer_reader import GzipTar
 from kit.images.layer_bytes import Blob
-from kit.images.name_set import Names
 from tests.cluster import image_corpus as corpus
 from tests.support import REPO
 
@@ -162,14 +161,6 @@ def test_quick_headers_are_written_as_tarfile_writes_them() -> None:
                     tree_edits.normalise(member, member.name)
                     (*_, header) = (chunk for chunk in tree_stream.encoded(member, None))
                     assert header == member.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape"), member.name
-
-
-def test_names() -> None:
-    found = Names()
-    for number in range(5000):
-        found.add(f"name-{number % 3000}")
-    assert all(f"name-{number}" in found for number in range(3000))
-    assert not any(f"name-{number}" in found for number in range(3000, 9000))
 
 
 # 128 bytes a file and a folder for ten: 8 MB for these, 51 for 400,000. With whole paths as keys and a set of hashes it was 17 MB.

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kit.errors import ImageError
 from kit.images import enroot_layout, layer_tree, tree_edits, tree_stream
 from kit.spec.image import ImageConfig
 
@@ -131,6 +132,34 @@ def test_a_folder_is_not_made_below_a_link(tmp_path: Path) -> None:
     found = edited(tar_of(("etc", None), ("srv", "/elsewhere")), ImageConfig(workdir="/srv/work"), tmp_path)
     assert found["srv"].issym()
     assert "srv/work" not in found
+
+
+def links(*members: tuple[str, bytes | str]) -> bytes:
+    """A tar: (name, content), or (name, target) for a hard link."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        for name, content in members:
+            member = tarfile.TarInfo(name)
+            if isinstance(content, str):
+                member.type, member.linkname = tarfile.LNKTYPE, content
+            else:
+                member.size = len(content)
+            archive.addfile(member, io.BytesIO(content) if isinstance(content, bytes) else None)
+    return out.getvalue()
+
+
+def test_a_dropped_file_lives_on_under_its_other_names(tmp_path: Path) -> None:
+    """The second name is dropped, too, and the fourth is a link to it."""
+    found = edited(
+        links(("dev/a", b"abc"), ("dev/b", "dev/a"), ("x", "dev/a"), ("y", "dev/b")), ImageConfig(), tmp_path
+    )
+    assert (found["x"].size, found["y"].linkname) == (3, "x")
+    assert not {"dev/a", "dev/b"} & set(found)
+
+
+def test_a_hard_link_to_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ImageError, match=r"^y: a hard link to z, which is not in the image$"):
+        edited(links(("x", b"abc"), ("y", "z")), ImageConfig(), tmp_path)
 
 
 def merged(tmp_path: Path, *tars: bytes) -> dict[str, bytes | str | None]:

@@ -45,6 +45,20 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert wrong == []
 
 
+def test_comments_name_pages_and_headings_that_exist() -> None:
+    """A comment that gives its source, such as docs/internals/learnt.md#slurm."""
+    files = [file for folder in ("kit", "clusters", "launchers", "templates") for file in (REPO / folder).rglob("*")]
+    texts = [file.read_text("utf-8") for file in files if file.suffix in {".py", ".sh", ".toml", ".j2"}]
+    named = {name for text in texts for name in re.findall(r"\bdocs/[\w/-]+\.md#[\w-]+", text)}
+    headings = {
+        f"{page.relative_to(REPO)}#{slug(title)}"
+        for page in (REPO / "docs").rglob("*.md")
+        for title in ANCHOR.findall(page.read_text("utf-8"))
+    }
+    assert {name for name in named if "learnt.md" in name}
+    assert named <= headings
+
+
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_every_page_that_is_named_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")

@@ -124,7 +124,7 @@ class EmbeddedCluster(Model):
     def node_exec_argv(self, node: str) -> list[str]:
         """The start of an argv that runs a program inside a node's namespaces, as root: `[*argv, "ip", "link"]`.
 
-        It does not use `ip netns exec`, which mounts another /sys (field-notes 6).
+        It does not use `ip netns exec`, which mounts another /sys (docs/internals/learnt.md#several-nodes-on-one-machine).
         """
         init = self.node(node).init
         if init is None:

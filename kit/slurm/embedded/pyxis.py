@@ -1,8 +1,8 @@
 """Finds Pyxis, and separates the nodes' Enroot folders on one machine.
 
 Each node needs its own Enroot state. Pyxis passes Enroot no environment except PATH, and a path built from SLURMD_NODENAME is not
-enough (field-notes 6). So in place of `enroot`, each node sees a small script that makes the real one use the node's own folder.
-This reads and changes no file of the machine's Enroot or Slurm.
+enough (docs/internals/learnt.md#several-nodes-on-one-machine). So in place of `enroot`, each node sees a small script that makes
+the real one use the node's own folder. This reads and changes no file of the machine's Enroot or Slurm.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def plugstack_conf(pyxis: PyxisPlugin | None, layout: Layout) -> str:
     if pyxis is None:
         return "# No SPANK plugins: Pyxis was not found, or not asked for.\n"
     options = [f"runtime_path={layout.node}/run/pyxis"]
-    # If the plugin can mount an image instead of unpacking it, let it: 0.3 s instead of 23 s (performance-notes).
+    # If the plugin can mount an image instead of unpacking it, let it: 0.3 s instead of 7 s (docs/internals/learnt.md#pyxis).
     if shell.which("squashfuse") and b"use_squashfuse" in pyxis.plugin.read_bytes():
         options.append("use_squashfuse=1")
     return f"required {pyxis.plugin} {' '.join(options)}\n"
