@@ -20,6 +20,7 @@ GROUPS = {
         "cluster": "cluster.app",
     },
     "Jobs": {
+        "migrate": "migrate.migrate",
         "render": "render.render",
         "sweep": "sweep.sweep",
         "when": "when.when",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
 from datetime import date
@@ -29,6 +30,9 @@ def load_toml(path: Path) -> Table:
     try:
         table = tomllib.loads(text)
     except ValueError as error:  # of tomllib, or of Python, which converts no integer of more than 4,300 digits
+        if is_batch_text(text):
+            problem = f"{shown(path)}: this is a batch script, and a TOML file is expected"
+            raise ConfigError(problem, hint=f"kit migrate {shlex.quote(str(path))}") from None
         raise ConfigError(
             f"{shown(path)}: not valid TOML: {error}", hint='text is written in "quotes", a table\'s name in [brackets]'
         ) from None
@@ -36,6 +40,16 @@ def load_toml(path: Path) -> Table:
         raise too_deep(shown(path)) from None
     check_values(table, shown(path))
     return table
+
+
+def is_batch_text(text: str) -> bool:
+    """Whether a file's text begins as a script does, or has options for sbatch."""
+    return text.startswith("#!") or has_sbatch_options(text)
+
+
+def has_sbatch_options(text: str) -> bool:
+    """Whether a line of a text has options for sbatch."""
+    return any(line.startswith("#SBATCH ") for line in text.splitlines())
 
 
 def _text_of(path: Path) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from kit import config, data_folders, untrusted_files
 from kit.allocation import minutes
+from kit.config import toml_file
 from kit.data_folders import Entry
 from kit.errors import UsageError
 from kit.runs.manifest import BY_KIT_RUN
@@ -76,6 +78,9 @@ def table(asked: FirstJob, resources: Mapping[str, Any] | None = None) -> dict[s
     if asked.script is not None and not (asked.folder / asked.script).is_file():
         problem = f"{asked.script}: no such file in {asked.folder.resolve()}"
         raise UsageError(problem, hint="name your program's file")
+    if asked.script is not None and toml_file.has_sbatch_options(_begin_of(asked.folder / asked.script)):
+        problem = f"{asked.script}: this is a batch script, and a program of the ranks is expected"
+        raise UsageError(problem, hint=f"kit migrate {shlex.quote(str(asked.folder / asked.script))}")
     starts = config.load_model(asked.launcher.path, Launcher)
     job: dict[str, Any] = {"name": job_name(asked.folder), "launcher": asked.launcher.name, "image": asked.image}
     if asked.script is not None:
@@ -92,6 +97,12 @@ def table(asked: FirstJob, resources: Mapping[str, Any] | None = None) -> dict[s
         if venv := os.environ.get("VIRTUAL_ENV") or os.environ.get("CONDA_PREFIX"):
             job["python"] = f"{venv}/bin/python"
     return {**job, "resources": {**_resources(asked, starts), **(resources or {})}}
+
+
+def _begin_of(path: Path) -> str:
+    """The first lines of a program: a header for sbatch is at the top."""
+    with path.open(encoding="utf-8", errors="replace") as file:
+        return file.read(4096)
 
 
 def with_overrides(job: dict[str, Any], overrides: Sequence[str], folder: Path, cluster: str | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from kit import config
 from kit.errors import ConfigError
 from kit.frameworks import program_releases, torchtitan
+from kit.migrate import write_job as write_migrated
 from kit.planning.plain_file import plain_script
 from kit.planning.plan import plan
 from kit.planning.plan_inputs import Site
@@ -443,6 +444,7 @@ def _config() -> list[Rule]:
     tables = "[node]\ncpus = 4\n[qos.normal]\n[qos.high]\n"
     return [
         loaded('name = "digits"\n'),
+        loaded("#!/bin/bash\n#SBATCH --nodes=2\nsrun python train.py\n"),
         loaded('name = "digits"\nlauncher = 3\n'),
         loaded('name = "digits"\nlauncher = "dpp"\n'),
         loaded(job, cluster="locl"),
@@ -504,7 +506,21 @@ def _workflow() -> list[Rule]:
         said = "".join(f"# {name}: {given.strip()}\n" for name, given in files.items())
         return Rule(text=said + text, run=run)
 
+    def migrated(text: str) -> Rule:
+        def run(folder: Path) -> object:
+            script = folder / "train.sbatch"
+            script.write_text(f"#!/bin/bash\n{text}\n")
+            report = write_migrated.migrate(script, output=None, cluster="local", force=True)
+            write_migrated.check(report)
+            return report
+
+        return Rule(text=f"# kit migrate train.sbatch\n{text}", run=run)
+
     return [
+        migrated("#SBATCH --nodes=$N --array=0-3\nsrun python train.py --name $(date)\nsbatch next.sh"),
+        migrated("#SBATCH --nodes=2 --gpus-per-node=4\nsrun torchrun --nproc_per_node=4 train.py"),
+        migrated("#SBATCH --output='my log'\npython train.py"),
+        migrated("srun python a.py &\nsrun python b.py <input &\nwait"),
         stages('[stages.train]\n[stages.test]\nafter = ["trane"]'),
         stages('[stages.train]\nafter = ["test"]\n[stages.test]\nafter = ["train"]'),
         stages('[stages.train]\n[stages.test]\nargs = ["{stages.train}"]'),

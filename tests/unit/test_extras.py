@@ -16,6 +16,7 @@ import pytest
 from kit.cli.serve import serve
 from kit.errors import ToolError, UsageError
 from kit.images import image_lock, sbom
+from kit.migrate import bash_tree
 from kit.notices import send
 from kit.reports import vega_library
 from kit.sweeps import plot, result_files, search_requirements
@@ -35,6 +36,8 @@ OPTIONAL = {
     "pyarrow": "parquet",
     "spdx_tools": "sbom",
     "starlette": "serve",
+    "tree_sitter": "migrate",
+    "tree_sitter_bash": "migrate",
     "uvicorn": "serve",
     "vl_convert": "report",
 }
@@ -102,6 +105,8 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("pyarrow", _parquet),
     ("spdx_tools", lambda: _sbom("spdx")),
     ("starlette", serve),
+    ("tree_sitter", lambda: bash_tree.parse("")),
+    ("tree_sitter_bash", lambda: bash_tree.parse("")),
     ("uvicorn", serve),
     ("vl_convert", vega_library.script),
 ]

@@ -1,0 +1,30 @@
+"""kit migrate: an sbatch script as a job file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from kit.cli.job_options import ClusterName
+from kit.cli.json_options import Json
+
+
+def migrate(
+    script: Annotated[Path, typer.Argument(help="The sbatch script. It is read, and never run.")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The folder for job.toml and migrated.txt.", show_default="the script's"),
+    ] = None,
+    cluster: ClusterName = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing job.toml and migrated.txt.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Write a job file that does what an sbatch script does, and a report with the place of each of its lines."""
+    from kit.migrate import write_job
+
+    report = write_job.migrate(script, output=output, cluster=cluster, force=force)
+    print(json.dumps(report.as_json(), indent=2) if as_json else report.as_text(), end="\n" if as_json else "")
+    write_job.check(report)

@@ -1,0 +1,66 @@
+"""Renders the migrated job, and says where its batch script differs from the one that was read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+from pathlib import Path
+
+from kit.errors import ConfigError, KitError
+from kit.migrate import header
+from kit.migrate.report import Migration
+from kit.planning import rank_files, sbatch_header, steps
+from kit.planning.plan import Plan
+from kit.runs.prepare_run import prepare
+
+# Other forms of the same sizes, which [resources] says per node.
+_SIZES_WORDS = """
+    nodes ntasks ntasks-per-node cpus-per-task gpus gpus-per-node gpus-per-task gres mem mem-per-cpu mem-per-gpu
+    cpus-per-gpu
+"""
+_SIZES = frozenset(_SIZES_WORDS.split())
+_SHOWN = ("--nodes=", "--ntasks-per-node=", "--cpus-per-task=", "--mem=", "--gpus-per-node=", "--gres=")
+
+
+def compare(text: str, job_file: Path, cluster: str | None, report: Migration) -> None:
+    """Write the differences into the report. A job that cannot be planned gives the faults instead, and is not whole."""
+    try:
+        made = prepare(job_file, cluster=cluster, overrides=[], containers=False).plan
+    except ConfigError as error:
+        report.open += [f"the job is refused on this cluster: {line}" for line in str(error).splitlines() if line]
+    except KitError as error:
+        report.open.append(f"the job was not rendered: {error}")
+    else:
+        report.differences += [*_of_header(text, made), *_of_ranks(made, report)]
+
+
+def _of_ranks(made: Plan, report: Migration) -> Iterator[str]:
+    """How srun starts the ranks, how they meet, and the variables that cluster and launcher add."""
+    decided = made.decisions
+    words = steps.role_step(decided, decided.main)
+    yield f"srun: {' '.join(takewhile(lambda word: word.startswith('--'), words[1:]))}"
+    yield f"rendezvous: {decided.job.rendezvous or 'static'}, at the job's first node; logs: {decided.paths.output}"
+    mine = report.job.get("env", {})
+    role = decided.main.role
+    env = rank_files.program_env(decided, role.env, gpus=role.gpus != ())
+    added = {name: value for name, value in env.items() if mine.get(name) != value}
+    if added:
+        yield f"environment: added by the cluster and the launcher: {' '.join(f'{n}={v}' for n, v in added.items())}"
+    yield from (f"warning: {fault}" for fault in made.warnings)
+
+
+def _of_header(text: str, made: Plan) -> Iterator[str]:
+    script = next(file.text for file in made.files if file.name == "batch.sh")
+    mine = {name: value for name, _, value in (option[2:].partition("=") for option in sbatch_header.header(script))}
+    asked = header.options(text)
+    sizes = " ".join(option for option in sbatch_header.header(script) if option.startswith(_SHOWN))
+    yield f"sizes: the script has {' '.join(f'--{n}={v}' for n, v in asked.items() if n in _SIZES) or 'none'}; the job has {sizes}"
+    for name in (*asked, *(name for name in mine if name not in asked)):
+        if name in _SIZES or asked.get(name) == mine.get(name):
+            continue
+        if name in asked and name in mine:
+            yield f"--{name}: {asked[name] or 'set'} in the script, {mine[name] or 'set'} in the job"
+        elif name in mine:
+            yield f"--{name}: not in the script, {mine[name] or 'set'} in the job"
+        else:
+            yield f"--{name}: {asked[name] or 'set'} in the script, not in the job"

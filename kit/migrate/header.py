@@ -1,0 +1,210 @@
+"""Reads the #SBATCH lines of a script as Slurm does: up to the first command, without expanding anything."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from kit.migrate import names_in_lines, option_words
+from kit.migrate.report import LineEntry, Migration, Places
+from kit.spec import sbatch_options
+
+# sbatch(1).
+SHORT = {
+    "A": "account", "a": "array", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error",
+    "F": "nodefile", "G": "gpus", "H": "hold", "i": "input", "J": "job-name", "L": "licenses", "M": "clusters", "N": "nodes",
+    "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec", "s": "oversubscribe", "t": "time",
+    "w": "nodelist", "x": "exclude", "O": "overcommit", "Q": "quiet", "v": "verbose",
+}  # fmt: skip
+FLAGS_WORDS = """
+    hold overcommit oversubscribe quiet verbose exclusive requeue no-requeue contiguous no-kill spread-job parsable
+    ignore-pbs wait reboot get-user-env
+"""
+FLAGS = frozenset(FLAGS_WORDS.split())
+_SAME = {
+    "account": "account", "constraint": "constraint", "error": "error", "exclude": "exclude", "licenses": "licenses",
+    "mail-type": "mail_type", "mail-user": "mail_user", "nodelist": "nodelist", "output": "output", "partition": "partition",
+    "qos": "qos", "reservation": "reservation",
+}  # fmt: skip
+# Read together at the end, because they depend on each other.
+_COUNTS_WORDS = """
+    nodes ntasks ntasks-per-node cpus-per-task gpus gpus-per-node gpus-per-task gres mem mem-per-cpu mem-per-gpu
+    cpus-per-gpu ntasks-per-gpu
+"""
+_COUNTS = frozenset(_COUNTS_WORDS.split())
+_ANSWER = "the kit reads sbatch's answer"
+_BY_THE_KIT = {"parsable": _ANSWER, "quiet": _ANSWER, "verbose": _ANSWER}
+_INSTEAD = {
+    "array": "kit sweep, with a [sweep] table",
+    "dependency": "kit submit --after RUN",
+    "wait": "kit submit --wait",
+    "begin": "kit submit at that time",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeaderOptions:
+    """What a header says beside its keys. counts: options of sizes, by long name. chdir: the folder of the batch script."""
+
+    counts: dict[str, str]
+    chdir: str = ""
+
+
+def read(text: str, report: Migration, job: dict[str, Any]) -> HeaderOptions:
+    """Write the header's keys into the job, with an entry for each line."""
+    lines = list(_lines(text))
+    last = {name: (number, place) for number, _, options in lines for place, (name, _) in enumerate(options)}
+    counts: dict[str, str] = {}
+    chdir = ""
+    for number, places, options in lines:
+        for place, (name, value) in enumerate(options):
+            shown = f"--{name}={value}" if value else f"--{name}"
+            if last[name] != (number, place) and name not in _SEVERAL:
+                places.out(f"{shown}: the header gives --{name} again further down, and Slurm takes the last")
+            elif "$" in value and name != "job-name":
+                places.unread(f"{shown}: Slurm does not expand variables here: it gets the text itself")
+            elif name in _COUNTS:
+                counts[name] = value
+                places.key(f"{shown}: [resources], per node")
+            elif name == "chdir":
+                chdir = value
+                places.key(f"{shown}: as a line 'cd {value}' at the top of the script")
+            else:
+                _option(shown, places, job, name, value)
+        places.sort(key=lambda one: one.kind != "unread")
+    for number, places, _ in lines:
+        begin = len("\n".join(text.split("\n")[: number - 1]).encode()) + (number > 1)
+        line = text.split("\n")[number - 1]
+        span = (begin, begin + len(line.encode()))
+        report.entries.append(LineEntry(lines=(number, number), span=span, text=line.strip(), places=places))
+    return HeaderOptions(counts=counts, chdir=chdir)
+
+
+# Each of them counts.
+_SEVERAL = frozenset({"export"})
+
+
+def _lines(text: str) -> Iterator[tuple[int, Places, list[tuple[str, str]]]]:
+    """Each line that begins with #SBATCH: its number, its places, and the options that Slurm reads there."""
+    in_header = True
+    for number, line in enumerate(text.split("\n"), 1):
+        if not line.startswith("#SBATCH"):
+            in_header = in_header and (not line.strip() or line.startswith("#"))
+            continue
+        places = Places()
+        options = _options(line, places) if in_header else []
+        if not in_header:
+            places.out("Slurm does not read it: it comes after a command")
+        elif not places and not options:
+            places.out("it has no option")
+        yield number, places, options
+
+
+def _options(line: str, places: Places) -> list[tuple[str, str]]:
+    try:
+        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
+    except ValueError as error:
+        places.unread(f"its quotes do not close ({error})")
+        return []
+    if words and words[0] in ("hetjob", "packjob"):
+        places.unread("a heterogeneous job: a job of the kit has one shape of nodes")
+        return []
+    options, rest = option_words.split(words, short=SHORT, flags=FLAGS)
+    if rest:
+        places.unread(f"{' '.join(rest)}: no option of sbatch")
+    return options
+
+
+def _option(shown: str, places: Places, job: dict[str, Any], name: str, value: str) -> None:
+    slurm, resources = job["slurm"], job["resources"]
+    if name in _SAME:
+        slurm[_SAME[name]] = value
+        where = f"{shown}: slurm.{_SAME[name]}"
+        where += "; the ranks' output is in logs/ of the run folder" if name in ("output", "error") else ""
+        places.key(where)
+    elif name == "job-name":
+        job["name"] = name_of(value)
+        changed = "" if job["name"] == value else f" = {job['name']}, because names of the kit are in lower case"
+        places.key(f"{shown}: name{changed}")
+    elif name in ("time", "switches"):
+        resources[name] = value
+        places.key(f"{shown}: resources.{name}")
+    elif name in ("requeue", "exclusive") and not value:
+        slurm[name] = True
+        places.key(f"{shown}: slurm.{name}")
+    elif name == "no-requeue":
+        places.kit(f"{shown}: the kit asks for no requeue unless the job does")
+    elif name == "signal" and (wanted := sbatch_options.signal_of(value)):
+        slurm["signal"] = wanted if "@" in wanted else f"{wanted}@60"
+        batch = "; without the kit the batch script alone gets it" if value.upper().startswith("B:") else ""
+        places.key(f"{shown}: slurm.signal, which the ranks get{batch}")
+    elif name == "export":
+        read_export(shown, value, places, job)
+    else:
+        _other(shown, places, job, name, value)
+
+
+def _other(shown: str, places: Places, job: dict[str, Any], name: str, value: str) -> None:
+    """An option without a key of its own."""
+    if name == "open-mode" and value in ("append", "a"):
+        places.kit(f"{shown}: the kit appends to its log")
+    elif name == "open-mode":
+        places.check(f"{shown}: the kit appends to its log, and does not truncate it")
+    elif name == "get-user-env":
+        places.check(f"{shown}: the ranks get no variables of your login; name them in inherit, or read them in setup")
+    elif name in _BY_THE_KIT:
+        places.kit(f"{shown}: {_BY_THE_KIT[name]}")
+    elif name in _INSTEAD:
+        places.unread(f"{shown}: no key says it: {_INSTEAD[name]}")
+    else:
+        _further(shown, places, job)
+
+
+def read_export(shown: str, value: str, places: Places, job: dict[str, Any]) -> None:
+    """--export of sbatch or srun: names of the submitting shell go into inherit, values into [env]."""
+    for item in value.split(","):
+        name, is_set, text = item.partition("=")
+        if item.upper() in ("ALL", "NONE", "NIL"):
+            places.kit(f"{shown}: of your shell, the kit hands over the variables in inherit and no others")
+        elif names_in_lines.SECRET.fullmatch(name):
+            job["secrets"].setdefault("env", []).append(name)
+            places.check(f"{name}: secrets.env: export it in your own shell; its value is not copied into a file")
+        elif is_set:
+            job["env"][name] = text
+            places.key(f"{shown}: env.{name}")
+        else:
+            job.setdefault("inherit", []).append(name)
+            places.key(f"{shown}: inherit has {name}")
+
+
+def _further(shown: str, places: Places, job: dict[str, Any]) -> None:
+    from kit.spec.wrong_value_messages import Invalid
+
+    try:
+        job["slurm"].setdefault("extra", []).append(sbatch_options.further(shown))
+    except Invalid as error:
+        places.unread(f"{shown}: {error}")
+    else:
+        places.key(f"{shown}: slurm.extra")
+
+
+def name_of(text: str) -> str:
+    """A name as job files take them."""
+    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64] or "job"
+
+
+def options(text: str) -> dict[str, str]:
+    """The options that Slurm reads from a script, by long name; those of lines without closed quotes are left out."""
+    found: dict[str, str] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            break
+        if line.startswith("#SBATCH"):
+            try:
+                found |= dict(option_words.split(shlex.split(line[7:], comments=True), short=SHORT, flags=FLAGS)[0])
+            except ValueError:
+                continue
+    return found

@@ -1,0 +1,1 @@
+"""Forms of sbatch scripts, written for these tests, and what each becomes."""
