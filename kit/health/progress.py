@@ -116,8 +116,35 @@ STALLS = {
             advice="they may wait for each other; a program that reports its steps is watched more closely (docs/guides/health.md)",
             next="kit stacks {run}",
         ),
+        Rule(
+            id="observed-node",
+            verdict=NODE,
+            pattern="",
+            says="node {node} has given no sign of life for {idle} s; {waiting} ranks are on other nodes",
+            advice="the node, or its network, is gone: Slurm gives it up after SlurmdTimeout; leave it out",
+            next="kit submit {job_file} --set slurm.exclude={node}",
+        ),
+        Rule(
+            id="observed-stall",
+            verdict=CODE,
+            pattern="",
+            says="{culprit} {does} for {idle} s, by its processes; {waiting} ranks wait",
+            advice="its stacks and its log say where it is, or how it ended",
+            next="kit stacks {run}",
+        ),
+        Rule(
+            id="observed-slow",
+            verdict=AGAIN,
+            pattern="",
+            says="it may be slow: {culprit} has been elsewhere ({phase}) for {idle} s than the other {waiting} ranks, which "
+            "do not move",
+            advice="this may be work or a wait on purpose, so nothing is ended for it; the stacks show which",
+            next="kit stacks {run}",
+        ),
     )
 }
+# Alarms from what is seen of the ranks' processes (templates/lib/rank_samples.awk).
+OBSERVED = frozenset({"observed-node", "observed-stall", "observed-slow"})
 
 STRAGGLES = Rule(
     id="straggler",

@@ -44,7 +44,8 @@ def live(record: Record) -> Answer | None:
     if (event or found or not ranks) and (down := _down(record, ranks, event)):
         return down
     if event and (by_evidence := _by_evidence(record, event)):
-        return by_evidence
+        slow = event["rule"] == "observed-slow"
+        return replace(by_evidence, line=f"it may be slow: {by_evidence.line}") if slow else by_evidence
     if found is None:
         return _by_event(record, event) if event else _straggles(record, ranks) or _clock(record, ranks)
     known = {**record.values, **progress.values(found, ranks)}
@@ -126,8 +127,10 @@ def _by_event(record: Record, event: dict[str, object]) -> Answer:
         **event,
         "culprit": f"{f'role {role}: ' if role else ''}{where}",
         "age": event.get("idle"),
+        "does": "has been gone" if _is_gone(event) else f"has stood still ({event.get('phase')})",
     }
-    text = f"{where}: step {event.get('step')}, {event.get('phase')}, for {event.get('idle')} s"
+    step = "" if event["rule"] in progress.OBSERVED else f" step {event.get('step')},"
+    text = f"{where}:{step} {event.get('phase')}, for {event.get('idle')} s"
     cited = Evidence(file="state/events.jsonl", line=0, text=text)
     return _filled(progress.STALLS[str(event["rule"])], known, (cited,))
 
@@ -147,13 +150,15 @@ def _by_evidence(record: Record, event: dict[str, object]) -> Answer | None:
     role, rank = str(event.get("role", "")), str(event.get("rank", ""))
     folder = RunPaths(record.run_dir).state / f"stall-{event.get('number')}"
     gathered = stall_evidence.read(record.run_dir, folder, first=(role, rank))
+    if _has_no_evidence(event, gathered):
+        return None
     ranks = [one for one in gathered.ranks if one.role == role]
     sick = any(_stopped_or_in_kernel(one) for one in ranks)
     if not sick and (found := _unreachable(record, role, gathered, folder, UNREACHABLE)):
         return found
     if not any(stopped(one) or in_kernel(one) for one in ranks) and (found := _by_recorder(record, ranks)):
         return found
-    nobody = event["rule"] in {"stalled-together", "stalled-silent"}
+    nobody = event["rule"] in {"stalled-together", "stalled-silent", "observed-node"}
     culprits = _culprits(ranks, [] if nobody else [one for one in ranks if str(one.rank) == rank])
     if not any(_stopped_or_in_kernel(one) for one in culprits):
         # All of them may wait for another role, such as a lighthouse or an inference server.
@@ -166,6 +171,15 @@ def _by_evidence(record: Record, event: dict[str, object]) -> Answer | None:
                 known, shows = _describe(one, cited, len(culprits), waiting)
                 return _filled(rule, {**record.values, **known}, shows)
     return _unreachable(record, role, gathered, folder, UNANSWERED)
+
+
+def _is_gone(event: dict[str, object]) -> bool:
+    return str(event.get("phase", "")).startswith("gone:")
+
+
+def _has_no_evidence(event: dict[str, object], gathered: GatheredEvidence) -> bool:
+    """Whether the alarm names a rank that has ended, or a node that gave none: the others' places say nothing about it."""
+    return _is_gone(event) or (event["rule"] == "observed-node" and str(event.get("node", "")) not in gathered.nodes)
 
 
 def _unreachable(record: Record, role: str, gathered: GatheredEvidence, folder: Path, rule: Rule) -> Answer | None:

@@ -102,6 +102,12 @@ def _monitor(made: Decisions) -> str | None:
     return "monitor" if made.job.monitor.enabled or made.job.checkpoint.memory_every else None
 
 
+def _observed_ranks(made: Decisions) -> str | None:
+    # Most runs have no [watch]: what their programs report, and Slurm, is enough for them.
+    watched = "watch" in made.job.model_fields_set and made.job.watch.stall is not False
+    return "watch" if watched and made.job.monitor.enabled else None
+
+
 def _all_reduce(made: Decisions) -> str | None:
     return "preflight.all_reduce_s" if made.job.preflight.all_reduce_s else None
 
@@ -169,6 +175,11 @@ PARTS = (
         name="hot_pages",
         asked_by=_hot_pages,
         files=("bin/read-ahead.sh", "lib/hot_pages.sh", "lib/hot_pages.py", "lib/squashfs_image.py"),
+    ),
+    Part(
+        name="observed_ranks",
+        asked_by=_observed_ranks,
+        files=("bin/sample-ranks.sh", "lib/observed_ranks.sh", "lib/rank_samples.awk"),
     ),
     Part(name="staging", asked_by=_staging, files=("bin/stage.sh",), phases=False),
     Part(name="preflight", asked_by=_preflight, files=("bin/preflight.sh", "bin/probe.sh"), phases=False),

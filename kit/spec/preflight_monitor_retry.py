@@ -58,7 +58,10 @@ class Monitor(Model):
 
 
 class Watch(Model):
-    """The reaction to ranks that stand still. It uses the monitor's data, so it has no effect with monitor.enabled = false."""
+    """The reaction to ranks that stand still. It uses the monitor's data, so it has no effect with monitor.enabled = false.
+
+    A job with this table is also watched where its program reports nothing.
+    """
 
     stall: Literal["auto", False] | Annotated[float, Field(ge=10)] = Field(
         default="auto",

@@ -10,6 +10,8 @@ set -uo pipefail
 source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
+# shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/rank_processes.sh"
 
 # All ranks of a node are examined at the same time. A stack of a hundred frames has some ten KB.
 readonly most_s=18 most_bytes=131072 most_processes=16 most_threads=64 most_files=64
@@ -19,30 +21,6 @@ readonly stacks_signal=62
 # `kit submit` copies it there if it is installed next to the kit.
 pyspy="${BASH_SOURCE[0]%/*}/py-spy"
 [[ -x "${pyspy}" ]] || pyspy="$(command -v py-spy)"
-
-declare -A processes=()
-
-# Finds the processes of this node's ranks, oldest first, by ROLE@RANK. A process is recognised by its environment, which only its
-# user can read.
-find_ranks() {
-    local path word role rank
-    local -a found words
-    mapfile -t found < <(grep -lzxF -- "SLURM_JOB_ID=${SLURM_JOB_ID}" /proc/[0-9]*/environ 2>/dev/null)
-    ((${#found[@]})) || return 1
-    mapfile -t found < <(grep -lz '^KIT_RANK_SHELL=' "${found[@]}" 2>/dev/null | sort --version-sort)
-    for path in "${found[@]}"; do
-        role="" rank=""
-        mapfile -d '' -t words 2>/dev/null <"${path}" || continue
-        for word in "${words[@]}"; do
-            case "${word}" in
-                KIT_ROLE=*) role="${word#*=}" ;;
-                RANK=*) rank="${word#*=}" ;;
-            esac
-        done
-        path="${path%/environ}"
-        [[ -z "${rank}" ]] || processes["${role}@${rank}"]+="${path#/proc/} "
-    done
-}
 
 # Prints the fields of proc(5)'s stat, from the state on.
 fields() {
@@ -245,7 +223,8 @@ main() {
     local -r folder="$1" only="${2:-}" node="${SLURMD_NODENAME:-$(uname -n)}" reports="/dev/shm/kit-${EUID}-${SLURM_JOB_ID}"
     local key role stacks recorder
     local -a files=()
-    find_ranks
+    local -A processes=()
+    rank_processes::find
     for key in "${!processes[@]}"; do
         [[ -z "${only}" || "${key##*@}" == "${only}" ]] || continue
         role="${key%@*}" stacks="${reports}/stacks.${key/@/.}" recorder="${reports}/recorder.${key/@/.}"

@@ -10,6 +10,8 @@ source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
 # shellcheck source-path=SCRIPTDIR
+source "${BASH_SOURCE[0]%/*}/../lib/rank_processes.sh"
+# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/rank_progress.sh"
 # shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
@@ -50,6 +52,10 @@ main() {
         monitor_tools+=("$!")
     else
         log::info "no nvidia-smi on this node: no GPU monitor"
+    fi
+    if [[ -x "${BASH_SOURCE[0]%/*}/sample-ranks.sh" ]]; then
+        "${BASH_SOURCE[0]%/*}/sample-ranks.sh" "${name}.samples" &
+        monitor_tools+=("$!")
     fi
     # The collector is this task's own process. Once that has ended, Slurm kills the rest of the task, and the collector still has
     # to look once more and to remove a folder.

@@ -8,6 +8,7 @@
 #   before_attempt      each time before the ranks start; after_attempt: they have ended; after_last_attempt: they do not start again
 #   held                whether the ranks of this attempt have stopped in a step that they can start again in
 #   start_held          starts them there; step_started: the ranks have another step
+#   judge_stall         the stall watch looks, and may set the fields of its alarm; say_stall: reports an alarm that a part has raised
 #   event               something was added to the run's events that notices may be about
 #   end                 all steps are gone; closed: the end is recorded
 #

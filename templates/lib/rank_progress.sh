@@ -165,45 +165,32 @@ rank_progress::look_for_signs() {
 
 # Sums the bytes that the processes of each rank on this node have written, by ROLE@RANK, into the caller's bytes.
 rank_progress::bytes_of_ranks() {
-    local path word name count role rank
-    local -a found words
-    rank_progress::processes || return 0
-    for path in "${found[@]}"; do
-        role="" rank=""
-        mapfile -d '' -t words 2>/dev/null <"${path}" || continue
-        for word in "${words[@]}"; do
-            case "${word}" in
-                KIT_ROLE=*) role="${word#*=}" ;;
-                RANK=*) rank="${word#*=}" ;;
-            esac
+    local key pid name count
+    local -A processes=()
+    rank_processes::find
+    for key in "${!processes[@]}"; do
+        for pid in ${processes[${key}]}; do
+            while read -r name count; do
+                [[ "${name}" != wchar: ]] || bytes["${key}"]=$((${bytes[${key}]:-0} + count))
+            done 2>/dev/null <"/proc/${pid}/io"
         done
-        while read -r name count; do
-            [[ "${name}" != wchar: ]] || bytes["${role}@${rank}"]=$((${bytes[${role}@${rank}]:-0} + count))
-        done 2>/dev/null <"${path%environ}io"
     done
-}
-
-# Sets the caller's found to the environment files of the ranks' processes on this node.
-rank_progress::processes() {
-    mapfile -t found < <(grep -lzxF -- "SLURM_JOB_ID=${SLURM_JOB_ID}" /proc/[0-9]*/environ 2>/dev/null)
-    ((${#found[@]})) || return 1
-    mapfile -t found < <(grep -lz '^KIT_RANK_SHELL=' "${found[@]}" 2>/dev/null)
-    ((${#found[@]}))
 }
 
 # Sums over the ranks' processes on this node: their CPU time, and the bytes written to files and sockets, as proc(5) counts them.
 # Returns 1 where there are none, or they are not visible. Uses the caller's ticks and written.
 rank_progress::sum_up() {
-    local path name count text
-    local -a found fields
-    rank_progress::processes || return 1
-    for path in "${found[@]}"; do
+    local pid name count text
+    local -a fields
+    local -A processes=()
+    rank_processes::find || return 1
+    for pid in ${processes[*]}; do
         text=""
-        { IFS= read -r -d '' text <"${path%environ}stat"; } 2>/dev/null
+        { IFS= read -r -d '' text <"/proc/${pid}/stat"; } 2>/dev/null
         read -ra fields <<<"${text##*) }"
         ticks+=$((${fields[11]:-0} + ${fields[12]:-0}))
         while read -r name count; do
             [[ "${name}" != wchar: ]] || written+="${count}"
-        done 2>/dev/null <"${path%environ}io"
+        done 2>/dev/null <"/proc/${pid}/io"
     done
 }

@@ -74,6 +74,7 @@ stall_watch::loop() {
         stall_watch::say_taken
         said="$(stall_watch::judge "${since}" "${seconds}" "${least}")"
         { read -r _ furthest; rule=""; read -r rule role rank node step phase idle waiting count others; } <<<"${said}"
+        parts::call judge_stall
         # A rank's report may hold any text.
         numbers::keep idle
         if [[ -z "${rule}" ]]; then
@@ -81,7 +82,7 @@ stall_watch::loop() {
                 # The alarm was wrong, or the ranks have recovered. What took this long may take this long again.
                 took=$((EPOCHSECONDS - begun + told))
                 ((2 * took < least)) || least=$((2 * took))
-                log::info "the ranks continue, at step ${furthest}; from now on it takes ${least} s to call them still"
+                log::info "the ranks continue, at step ${furthest/#-/unknown}; from now on it takes ${least} s to call them still"
                 events::record progress number "${number}" step "${furthest}"
                 begun=0
             fi
@@ -93,7 +94,7 @@ stall_watch::loop() {
         elif [[ "${furthest}" != "${before}" ]]; then
             # Some rank makes progress, so the patience starts again.
             begun=EPOCHSECONDS told=idle before="${furthest}"
-        elif ((EPOCHSECONDS - begun >= KIT_PATIENCE)) && [[ "${KIT_ON_STALL}" != report && "${rule}" != stalled-silent ]]; then
+        elif ((EPOCHSECONDS - begun >= KIT_PATIENCE)) && [[ "${KIT_ON_STALL}" != report && "${rule}" != @(stalled-silent|observed-slow) ]]; then
             printf '%s %s %s %d\n' "${role}" "${node}" "${others}" "${idle}" >"${stall_watch_file}.new"
             mv -f -- "${stall_watch_file}.new" "${stall_watch_file}"
             kill -USR2 "${batch}" 2>/dev/null
@@ -130,6 +131,7 @@ stall_watch::say() {
     case "${rule}" in
         stalled-together) log::error "all ${count} ranks stand still at step ${step} (${phase}), for ${idle} s" ;;
         stalled-silent) log::error "nothing of the ranks has moved for ${idle} s: no CPU time, no output" ;;
+        observed-*) parts::call say_stall ;;
         stalled-node) log::error "node ${node} says nothing any more, and the ranks stand still" ;;
         *) log::error "${who} stands still at step ${step} (${phase}), for ${idle} s; ${waiting} ranks wait for it" ;;
     esac
@@ -166,7 +168,7 @@ stall_watch::doom() {
     for ((i = 0; i < KIT_STEPS; i++)); do
         local -n of="KIT_STEP_${i}"
         [[ ("${role}" == - || "${role}" == "${of[name]}") && -n "${steps_pid[${of[name]}]:-}" ]] || continue
-        steps::doom "${of[name]}" "no step was done for ${idle} s"
+        steps::doom "${of[name]}" "no progress for ${idle} s"
         stall_watch_ended["${of[name]}"]="${node}${others:+,${others#-}}"
     done
 }

@@ -296,7 +296,7 @@ def node(tmp_path: Path) -> Path:
 
 def looked(node: Path, script: str, *, now: int = 1_000_000_000, **env: str) -> list[str]:
     head = f'rank_progress_folder="{node}"; unset EPOCHSECONDS; EPOCHSECONDS={now}\nset -- "{node.parent}/n1.progress"\n{LOOK}'
-    return bash(head + script, "rank_progress", SLURM_JOB_ID="7", **env)
+    return bash(head + script, "rank_processes", "rank_progress", SLURM_JOB_ID="7", **env)
 
 
 def report(node: Path, name: str, *, since: float, step: int = 5) -> None:

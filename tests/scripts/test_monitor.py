@@ -135,6 +135,8 @@ def test_c2_who_took_the_folder_of_the_reports_is_named(tmp_path: Path) -> None:
     lab = BatchLab(tmp_path)
     for name in ("bin", "lib"):
         shutil.copytree(REPO / "templates" / name, lab.run_dir / name)
+    # A plain job has no sampler, for which the task would go on.
+    (lab.run_dir / "bin/sample-ranks.sh").unlink()
     folder = Path(f"/dev/shm/kit-{os.geteuid()}-taken-by-test")
     # A link is never taken for the folder, whoever made it.
     folder.symlink_to(tmp_path)

@@ -25,6 +25,7 @@ CHECKED = re.compile(r'\[\[[^\]]*"\$\{(\w+)\}" =~ \^\(?\[?[01]')
 SOUND = {
     ("templates/lib/rank_progress.sh", "rank_progress::bytes_of_ranks", "count"): "of /proc/PID/io",
     ("templates/lib/rank_progress.sh", "rank_progress::sum_up", "count"): "of /proc/PID/io",
+    ("templates/bin/sample-ranks.sh", "sum_up", "count"): "of /proc/PID/io",
     ("templates/bin/signal.sh", "is_ready", "up"): "of /proc",
     ("templates/bin/evidence.sh", "has_handler", "mask"): "of /proc/PID/status",
     ("templates/lib/failures.sh", "failures::find_killed", "moved"): "of nodes::place_ranks",
@@ -162,6 +163,7 @@ def test_c12_text_in_a_ranks_report_is_not_run_by_the_collector(tmp_path: Path) 
     for since in (f"SECONDS[$(touch${{IFS}}{ran})]", "x", "1e9"):
         (tmp_path / "@0").write_text(f"1 compute {since} 1 1 1\n")
         script = f"""
+source {LIB}/rank_processes.sh
 source {LIB}/rank_progress.sh
 rank_progress_folder={tmp_path}; declare -i wrote=0 changed=0 looked=EPOCHSECONDS moved=0
 file={tmp_path}/out last="" signs="" line=""

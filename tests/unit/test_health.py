@@ -170,7 +170,16 @@ LINES = {
     "role-silent": "2026-11-22T13:00:00+0000 n1: error: role policy was not ready within 60 s: no answer to http://n1:1",
 }
 # Rules without a text: what is left when no other fits, by exit code or by nothing at all.
-LEFT = {"not-known", "batch-error", "unknown", "stalled-node", "stalled-silent"}
+LEFT = {
+    "not-known",
+    "batch-error",
+    "unknown",
+    "stalled-node",
+    "stalled-silent",
+    "observed-node",
+    "observed-stall",
+    "observed-slow",
+}
 
 
 RESTARTED = r"torchrun restarted the ranks twice, first because rank 3 on n\(2\) ended with exit code 137"

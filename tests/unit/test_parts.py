@@ -11,6 +11,7 @@ import pytest
 
 from kit import render
 from kit.planning.parts import PARTS, Part, file_names
+from kit.spec.preflight_monitor_retry import Watch
 from tests.golden.cases import CASES, Case, planned
 from tests.support import REPO
 
@@ -49,12 +50,22 @@ def test_a_plain_job_has_no_part_that_it_did_not_ask_for() -> None:
         "hot_pages",
         "bubblewrap",
         "enroot",
+        "observed_ranks",
     ):
         (part,) = (part for part in PARTS if part.name == name)
         kept = {file for file in part.files if Path(file).name in render.absent_names()}
         assert not found & set(part.files) - kept
     assert len(found) <= MOST_FILES
     assert sum(file.text.count("\n") for file in planned(BY_NAME["local-pyxis"]).files) <= MOST_LINES
+
+
+@pytest.mark.parametrize(("stall", "observed"), [(None, False), ("auto", True), (30.0, True), (False, False)])
+def test_ranks_are_observed_in_a_job_with_a_table_watch(stall: object, observed: bool) -> None:
+    """Most runs pay nothing for it: no file, and no process on the nodes."""
+    made = planned(BY_NAME["local-bare"]).decisions
+    job = made.job if stall is None else made.job.model_copy(update={"watch": Watch.model_validate({"stall": stall})})
+    names = file_names(replace(made, resolved=replace(made.resolved, job=job)))
+    assert ("bin/sample-ranks.sh" in names, "lib/rank_samples.awk" in names) == (observed, observed)
 
 
 @pytest.mark.parametrize(

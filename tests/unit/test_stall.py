@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -13,7 +14,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit import shell
-from kit.health import progress
+from kit.health import progress, stall_rules
+from kit.health.answer import Answer
 from kit.health.run_record import Record
 from kit.health.why import explain
 from kit.runs import status
@@ -294,3 +296,81 @@ def test_a_clock_that_is_wrong_makes_no_stall(tmp_path: Path) -> None:
     assert shell.run(argv, input=said).stdout.split() == ["furthest", "9"], (
         "nor when the line is old by the wrong clock"
     )
+
+
+def observed(folder: Path, rule: str, phase: str, *, node: str = "n2", rank: str = "5") -> Path:
+    """A run whose newest alarm is of what its ranks were seen to do; its evidence is gone."""
+    run = shutil.copytree(WHY, folder / "stall-ended")
+    shutil.rmtree(run / "state" / "stall-1")
+    path = run / "state" / "events.jsonl"
+    kept = list[str]()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        event = json.loads(line)
+        if event["event"] == "stall":
+            event |= {
+                "rule": rule,
+                "rank": rank,
+                "node": node,
+                "step": "0",
+                "phase": phase,
+                "idle": "140",
+                "waiting": "7",
+            }
+        kept.append(json.dumps(event))
+    path.write_text("\n".join(kept) + "\n", encoding="utf-8")
+    return run
+
+
+def why(run: Path, *, ended: bool = True) -> Answer:
+    (one,) = status.of([run], queue=lambda cluster: {})
+    record = Record(status=one)
+    found = explain(record) if ended else stall_rules.live(record)
+    assert found is not None
+    return found
+
+
+def test_an_observed_stall_is_explained_by_the_evidence_of_all_ranks(tmp_path: Path) -> None:
+    """No rank reports anything: the culprit's line, and what the others wait in, come from their stacks."""
+    run = observed(tmp_path, "observed-stall", "lock:save(train.py:12)")
+    for old in run.glob("monitor/*"):
+        old.unlink()
+    for rank in range(8):
+        rank_file(run, rank, SUM if rank != 5 else "save@/w/train.py")
+    found = why(run)
+    assert found.rule == "stall-elsewhere"
+    assert "it was ended: rank 5 (n2) is in save (train.py:12); 7 ranks wait for it in all_reduce" in found.line
+
+
+def test_a_rank_that_has_ended_is_named_though_it_gives_no_evidence(tmp_path: Path) -> None:
+    run = observed(tmp_path, "observed-stall", "gone:-")
+    for rank in range(8):
+        if rank != 5:
+            rank_file(run, rank, SUM)
+    found = why(run)
+    assert found.rule == "observed-stall"
+    assert "rank 5 on n2 has been gone for 140 s" in found.line
+    assert "7 ranks wait" in found.line
+
+
+def test_a_dead_node_is_named_unless_it_gave_evidence(tmp_path: Path) -> None:
+    run = observed(tmp_path, "observed-node", "-", rank="0")
+    for rank in range(4):
+        rank_file(run, rank, SUM)
+    (run / "state" / "stall-1" / "complete").touch()
+    found = why(run)
+    assert (found.rule, found.verdict) == ("observed-node", "bad node")
+    assert "node n2 has given no sign of life for 140 s; 7 ranks are on other nodes" in found.line
+    assert "slurm.exclude=n2" in why(run, ended=False).next
+    (run / "state" / "stall-1" / "node-n2.txt").touch()
+    assert why(run, ended=False).rule != "stall-unreachable"
+
+
+def test_what_may_be_slow_is_called_so(tmp_path: Path) -> None:
+    run = observed(tmp_path, "observed-slow", "sleep:nap(train.py:12)")
+    assert why(run, ended=False).line.startswith(
+        "it may be slow: rank 5 on n2 has been elsewhere (sleep:nap(train.py:12))"
+    )
+    for rank in range(8):
+        rank_file(run, rank, SUM if rank != 5 else "nap@/w/train.py")
+    found = why(run, ended=False)
+    assert found.line == "it may be slow: rank 5 (n2) is in nap (train.py:12); 7 ranks wait for it in all_reduce"
