@@ -24,12 +24,23 @@ RULES = (
         advice="add the package to an image (kit init --image NAME --from IMAGE --pip PACKAGE), or its folder to the path",
     ),
     Rule(
+        id="import-own",
+        verdict=CODE,
+        # The file that Python names is no package's: "cannot import name 'a' from 'b' (/workspace/b.py)".
+        pattern=(
+            r"^ImportError: (?P<what>cannot import name .+ "
+            r"\((?!\S*/(?:site|dist)-packages/|\S*/lib/python3)/[^)]+\))"
+        ),
+        says="{what}",
+        advice="that file is yours: correct the name, a circle of imports, or the file's name if a package has it, too",
+    ),
+    Rule(
         id="import-name",
         verdict=JOB,
         pattern=r"^ImportError: (?P<what>.+)",
         says="{what}",
         next=_EDIT,
-        advice="two packages of the image do not fit together, or a file of yours has a package's name",
+        advice="two packages of the image do not fit together; if the program itself raised it, its words say what it wants",
     ),
     Rule(
         id="syntax",
@@ -41,7 +52,10 @@ RULES = (
     Rule(
         id="disk-full",
         verdict=JOB,
-        pattern=r"(?:\[Errno (?:28|122)\]|No space left on device|Disk quota exceeded)(?P<what>.*)",
+        pattern=(
+            r"(?:No space left on device|Disk quota exceeded|\[Errno (?:28|122)\](?! (?:No space left|Disk quota)))"
+            r"(?P<what>: .+)?"
+        ),
         says="no space is left on the disk, or in the quota{what}",
         advice="make space, or write elsewhere",
         next=SUBMIT,

@@ -6,12 +6,10 @@ The answer is deterministic and needs no network. It uses the run folder and Slu
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
-from kit.health import batch_log_rules, blamed_rank, slurm_state_rules, stall_rules
+from kit.health import batch_log_rules, blamed_rank, next_command, slurm_state_rules, stall_rules
 from kit.health.answer import AGAIN, CODE, JOB, LOGS, NOTHING, Answer, Evidence, Rule, filled
 from kit.health.run_record import Log, Record, shown
-from kit.runs.manifest import BY_KIT_RUN, IN_PYTHON
 from kit.spec.run_exit_codes import RunExitCode
 from kit.spec.run_paths import RunPaths
 
@@ -21,17 +19,7 @@ _MOST_REPORTS = 64
 
 def explain(record: Record) -> Answer:
     """Find the reason for a run's state. Never raises, whatever the run's folder contains."""
-    return _without_job_file(record, _explained(record))
-
-
-def _without_job_file(record: Record, answer: Answer) -> Answer:
-    """The answer for a run that was made without a job file: its next command names the run instead."""
-    place = str(record.values["job_file"] or "")
-    if Path(place).name not in (BY_KIT_RUN, IN_PYTHON) or place not in answer.next:
-        return answer
-    verb, _, more = answer.next.partition(f" {place}")
-    again = f"kit rerun {record.run_dir.name}{more if more.startswith(' --set') else ''}"
-    return replace(answer, next=again if verb == "kit submit" else f"kit logs {record.run_dir.name} --tail 50")
+    return next_command.for_run(record, _explained(record))
 
 
 def _explained(record: Record) -> Answer:

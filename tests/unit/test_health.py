@@ -9,6 +9,7 @@ import re
 import shutil
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,13 +18,14 @@ from kit import shell
 from kit.health import (
     batch_log_rules,
     framework_rules,
+    next_command,
     pending_reasons,
     program_rules,
     progress,
     slurm_state_rules,
     stall_cause_rules,
 )
-from kit.health.answer import Answer, Rule
+from kit.health.answer import Answer, Rule, filled
 from kit.health.run_record import Record
 from kit.health.why import explain
 from kit.ledger.read_run import SPENT
@@ -160,6 +162,7 @@ LINES = {
     "point-not-made": "the run folder of task 7 was not made",
     "segfault-debug": '  File "/opt/torch/nn/parallel/distributed.py", line 1394 in _ddp_init_helper',
     "image-replaced": "2026-11-22T13:00:00+0000 n1: error: image /s/a.sqsh was replaced under the run: it has the digest x",
+    "import-own": "ImportError: cannot import name 'a' from 'b' (/workspace/b.py)",
     "task-prolog": "| slurmstepd-n1: error: run_command: slurm task_prolog can not be executed (/opt/site/x.sh) No such file",
     "old-bash": "n2: bash 4.2.46(2)-release is too old here: the kit needs bash 4.4 or newer",
     "stage-image": "  | n2: image not staged: the copy has the digest 1234, the lock says 5678",
@@ -477,3 +480,57 @@ def test_a_batch_log_elsewhere_is_read(name: str, stream: str, tmp_path: Path) -
         (run / f"logs/{other}.log").write_text("nothing here\n")
     (one,) = status.of([run], queue=lambda cluster: {})
     assert (one.state, explain(Record(status=one)).rule) == as_usual
+
+
+@pytest.mark.parametrize(
+    ("raised", "rule"),
+    [
+        ("cannot import name 'a' from 'b' (/home/u/site/b.py)", "import-own"),
+        ("cannot import name 'a' from partially initialized module 'b' (most likely a circular import) (/w/b.py)", "import-own"),
+        ("cannot import name 'a' from 'b' (/opt/venv/lib/python3.12/site-packages/b.py)", "import-name"),
+        ("cannot import name 'a' from 'json' (/usr/lib/python3.11/json/__init__.py)", "import-name"),
+        ("cannot import name 'a' from 'b' (unknown location)", "import-name"),
+    ],
+)  # fmt: skip
+def test_a_name_that_a_file_of_ones_own_lacks_is_no_matter_of_packages(raised: str, rule: str) -> None:
+    found = [one.id for one in program_rules.RULES if one.search(f"ImportError: {raised}")]
+    assert found[0] == rule
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("OSError: [Errno 28] No space left on device: '/x'", "no space is left on the disk, or in the quota: '/x'"),
+        ("OSError: [Errno 28] No space left on device", "no space is left on the disk, or in the quota"),
+        ("OSError: [Errno 122] Disk quota exceeded", "no space is left on the disk, or in the quota"),
+        ("RuntimeError: write failed, [Errno 28]", "no space is left on the disk, or in the quota"),
+        ("write: No space left on device (os error 28)", "no space is left on the disk, or in the quota"),
+    ],
+)
+def test_a_full_disk_is_one_sentence(line: str, says: str) -> None:
+    (rule,) = (one for one in program_rules.RULES if one.id == "disk-full")
+    found = rule.search(line)
+    assert found is not None
+    assert filled(rule.says, found.groupdict()) == says
+
+
+def test_the_next_command_repeats_what_the_command_line_had_set(tmp_path: Path) -> None:
+    run = shutil.copytree(FOLDER / "disk-full", tmp_path / "disk-full")
+    manifest = json.loads((run / "manifest.json").read_text())
+    keys = ["args", "image", "resources.nodes", "slurm.exclude"]
+    manifest["set_by"] = [
+        {"kind": "set", "name": "--set", "keys": keys},
+        {"kind": "file", "name": "job.toml", "keys": ["name"]},
+    ]
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    job = 'name = "x"\nimage = "mine"\nargs = ["--lr", "0.1 x"]\n[resources]\nnodes = 2\n[slurm]\nexclude = "n1"\n'
+    (run / "job.toml").write_text(job)
+    (one,) = status.of([run], queue=lambda cluster: {})
+    record = Record(status=one)
+    file, found = manifest["job_file"], explain(record)
+    words = """--set 'args=["--lr", "0.1 x"]' --set image=mine --set resources.nodes=2"""
+    assert found.next == f"kit submit {file} {words} --set 'slurm.exclude=\"n1\"'"
+    without = replace(found, next=f"kit submit {file} --set slurm.exclude=n2")
+    assert next_command.for_run(record, without).next == f"kit submit {file} {words} --set slurm.exclude=n2"
+    (run / "job.toml").write_text("[resources\n")
+    assert explain(record).next == f"kit submit {file}"
