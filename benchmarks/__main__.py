@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,11 +56,21 @@ def main(arguments: Sequence[str]) -> int:
     if arguments[1:]:
         print(f"options are of one benchmark: {' '.join(arguments[1:])}", file=sys.stderr)
         return 2
+    for name, problem in _without_table(chosen):
+        print(f"{name} will have no table: {problem}", file=sys.stderr, flush=True)
     outcomes = [_outcome(name) for name in chosen]
     print("\n| benchmark | minutes | goals met | missed |\n|---|---|---|---|")
     for one in outcomes:
         print(one)
     return int(any(one.code for one in outcomes))
+
+
+def _without_table(names: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Each benchmark that lacks something on this machine, and what. The whole run takes hours."""
+    for name in names:
+        lacking = getattr(importlib.import_module(f"benchmarks.{name}"), "lacking", None)
+        if lacking and (problem := lacking()):
+            yield name, problem
 
 
 def _outcome(name: str) -> Outcome:

@@ -30,13 +30,18 @@ TYPER = "`import typer`"
 COMMANDS = ("--version", "completion", "status", "render --no-container", "--help", "runs")
 
 
+def lacking() -> str:
+    """What this machine lacks for the table; empty if nothing."""
+    return "" if shutil.which("valgrind") else "valgrind is not installed (Debian: apt-get install valgrind)"
+
+
 def main(words: Sequence[str] = ()) -> int:
     """Measure every command once, and print the table. Returns 2 without valgrind."""
     parser = argparse.ArgumentParser(prog="benchmarks answers")
     parser.add_argument("--beside", metavar="PYTHON")
     options = parser.parse_args(words)
-    if shutil.which("valgrind") is None:
-        print("answers: valgrind is not installed (Debian: apt-get install valgrind)", file=sys.stderr)
+    if problem := lacking():
+        print(f"answers: {problem}", file=sys.stderr)
         return 2
     with project("bench", "embedded = true\n[node]\ncpus = 4\n", JOB) as folder, TemporaryDirectory() as home:
         (folder / "train.py").write_text("")

@@ -122,6 +122,11 @@ class Bench:
         return times.read(folder)
 
 
+def lacking() -> str:
+    """What this machine lacks for the table; empty if nothing."""
+    return "" if PYTHON.exists() else f"{PYTHON} is not there: make training makes it"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the tables. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks recovery", description=__doc__)
@@ -134,8 +139,8 @@ def main(arguments: Sequence[str]) -> int:
     chosen = options.only.split(",") if options.only else [*WAYS]
     if unknown := [name for name in chosen if name not in WAYS]:
         parser.error(f"--only: no such way: {unknown[0]}; there are: {', '.join(WAYS)}")
-    if not PYTHON.exists():
-        parser.error(f"{PYTHON} is not there: make training makes it")
+    if problem := lacking():
+        parser.error(problem)
     seen: dict[str, list[times.Recovery]] = {}
     with bench(options) as on:
         for name in chosen:

@@ -38,6 +38,7 @@ PATIENCE_S = 240.0
 # State in float32: weights and two moments. Batches are as small as they can be: the copy has little to hide behind.
 GPT = ("--heads", 8, "--layers", 6, "--context", 16, "--test-windows", 1, "--steps", 100_000)
 POLICY = ("--heads", 8, "--layers", 6, "--max-steps", 100_000, "--test-rollouts", 1)
+PYTHON = ROOT / ".train-venv/bin/python"
 PROGRAMS: dict[str, tuple[str, tuple[object, ...]]] = {
     "ddp": ("ddp/train_gpt.py", (*GPT, "--batch-size", 2)),
     "ddp-images": ("ddp/train.py", ("--batch-size", 2, "--epochs", 1)),
@@ -63,10 +64,15 @@ class Bench:
         return MEMORY if ranks == 1 else self.disk
 
 
+def lacking(python: Path = PYTHON) -> str:
+    """What this machine lacks for the table; empty if nothing."""
+    return "" if python.exists() else f"{python} is not there: make training makes it"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the tables. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks saves", description=__doc__)
-    parser.add_argument("--python", type=Path, default=ROOT / ".train-venv/bin/python")
+    parser.add_argument("--python", type=Path, default=PYTHON)
     parser.add_argument("--disk", type=Path, default=ROOT, help="a folder on a disk")
     parser.add_argument("--gigabytes", type=float, default=1.0, help="of weights and optimizer state")
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="some of them")
@@ -75,8 +81,8 @@ def main(arguments: Sequence[str]) -> int:
     chosen = [name for name in options.programs.split(",") if name]
     if unknown := [name for name in chosen if name not in PROGRAMS]:
         parser.error(f"--programs: no such program: {unknown[0]}; there are: {', '.join(PROGRAMS)}")
-    if not options.python.exists():
-        print(f"saves: SKIPPED: {options.python} is not there: `make training` makes it", file=sys.stderr)
+    if problem := lacking(options.python):
+        print(f"saves: SKIPPED: {problem}", file=sys.stderr)
         return 0
     on = Bench(python=options.python.absolute(), state_bytes=int(options.gigabytes * 1e9), disk=options.disk.absolute())
     counts = [int(word) for word in options.ranks.split(",")]

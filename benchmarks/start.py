@@ -80,6 +80,12 @@ def image() -> Path:
     return data_folders.user_data() / "images/sha256" / f"{locked.sha256}.sqsh"
 
 
+def lacking() -> str:
+    """What this machine lacks for the table; empty if nothing."""
+    there = not os.geteuid() and image().exists()
+    return "" if there else "needs root, and train-cpu in the store (kit build-image train-cpu)"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the tables. Returns 1 when a goal is missed, 2 where something that it needs is missing."""
     parser = argparse.ArgumentParser(prog="benchmarks start", description=__doc__)
@@ -87,8 +93,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", default="submit,import")
     parser.add_argument("--ranks", default="1,4,8", help="numbers of processes that import at once")
     options = parser.parse_args(arguments)
-    if os.geteuid() or not image().exists():
-        print("start: needs root, and train-cpu in the store (kit build-image train-cpu)", file=sys.stderr)
+    if problem := lacking():
+        print(f"start: {problem}", file=sys.stderr)
         return 2
     print(f"load average {os.getloadavg()[0]:.1f}, {os.cpu_count()} cores\n")
     goals = []

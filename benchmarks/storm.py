@@ -123,6 +123,11 @@ class Bench:
         return shell.run([sys.executable, "-m", "kit", *words], cwd=self.project, env=self.env).stdout
 
 
+def lacking() -> str:
+    """What this machine lacks for the table; empty if nothing."""
+    return "" if PYTHON.exists() else f"{PYTHON} is not there: make training makes it"
+
+
 def main(arguments: Sequence[str]) -> int:
     """Print the table. Returns 1 when a goal is missed."""
     parser = argparse.ArgumentParser(prog="benchmarks storm", description=__doc__)
@@ -135,8 +140,8 @@ def main(arguments: Sequence[str]) -> int:
     )
     parser.add_argument("--seed", type=int, default=1, help="chooses the ranks that are killed")
     options = parser.parse_args(arguments)
-    if not PYTHON.exists():
-        parser.error(f"{PYTHON} is not there: make training makes it")
+    if problem := lacking():
+        parser.error(problem)
     with bench(options) as on:
         calm = on.train(between=None)
         storm = on.train(between=options.every)

@@ -2,7 +2,7 @@
 # shellcheck source-path=SCRIPTDIR/..
 # shell.sh [--tool NAME PORT] FOLDER ROLE-FOLDER: opens an interactive shell there, with what a rank has: the image's environment,
 # the caches, the job's variables and its secrets. With --tool, it runs one of lib/tools.sh instead of the shell.
-set -uo pipefail
+set -o pipefail # without -u: set-up lines of conda and of module read variables that are not set
 
 tool=()
 if [[ "$1" == --tool ]]; then

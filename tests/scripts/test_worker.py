@@ -105,6 +105,23 @@ def test_set_up_lines_come_before_the_program(tmp_path: Path) -> None:
     assert env["PROJECT"] == "the job's own"
 
 
+def test_set_up_lines_of_a_shell_may_read_variables_that_are_not_set(tmp_path: Path) -> None:
+    """As conda's and module's scripts do; with `set -u`, `kit shell` ended before its first prompt."""
+    run = run_folder(tmp_path, f"setup = ['export SEEN=${{NOT_SET}}seen']\n{JOB}")
+    done = subprocess.run(
+        [run / "bin/shell.sh", tmp_path, ""],
+        input="echo got=$SEEN\n",
+        env={"PATH": os.environ["PATH"], "KIT_SHELL_CACHE": str(tmp_path / "cache")},
+        capture_output=True,
+        text=True,
+        check=False,
+        # It hangs up its process group at its end.
+        start_new_session=True,
+    )
+    assert "got=seen" in done.stdout, done.stderr
+    assert "unbound variable" not in done.stderr
+
+
 def test_a20_set_up_comes_before_the_launcher_is_looked_for(tmp_path: Path) -> None:
     """`source VENV/bin/activate` brings torchrun along."""
     (tmp_path / "venv").mkdir()

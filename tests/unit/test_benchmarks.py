@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks import __main__ as benchmarks
+from benchmarks import recovery, storm
 from benchmarks._common import Goal, report
 
 PROGRAM = """\
@@ -56,6 +57,29 @@ def test_one_that_missed_a_goal_makes_the_code_1(
     monkeypatch.setattr(signal, "signal", lambda *_: None)
     assert benchmarks.main(["answers,width"]) == code
     assert capsys.readouterr().out.count("| 1.0 |") == 2
+
+
+def test_a_table_that_will_be_missing_is_named_before_the_first_benchmark(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    for module in (recovery, storm):
+        monkeypatch.setattr(module, "PYTHON", tmp_path / "python")
+    before = list[str]()
+
+    def outcome(name: str) -> benchmarks.Outcome:
+        before.append(capsys.readouterr().err)
+        return benchmarks.Outcome(name=name, code=0, minutes=1.0, goals=())
+
+    monkeypatch.setattr(benchmarks, "_outcome", outcome)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    benchmarks.main(["width,recovery,storm"])
+    said = [
+        f"{name} will have no table: {tmp_path}/python is not there: make training makes it"
+        for name in ("recovery", "storm")
+    ]
+    assert before[0].splitlines() == said
+    (tmp_path / "python").touch()
+    assert not [*benchmarks._without_table(["width", "recovery", "storm"])]
 
 
 @pytest.mark.parametrize(

@@ -668,6 +668,7 @@ KIT_PROGRAM=(
 KIT_PROGRAM_ENV=(
     NCCL_DEBUG=WARN
     TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+    KIT_DEVICE=cuda
     RUST_LOG=info
 )
 KIT_FILE
@@ -820,6 +821,7 @@ KIT_PROGRAM=(
 KIT_PROGRAM_ENV=(
     NCCL_DEBUG=WARN
     TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+    KIT_DEVICE=cuda
     'REPLICA_GROUP_ID={self.index}'
     NUM_REPLICA_GROUPS=2
     'TORCHFT_LIGHTHOUSE=http://{lighthouse.address}:{lighthouse.port.http}'
@@ -974,6 +976,7 @@ KIT_PROGRAM=(
 KIT_PROGRAM_ENV=(
     NCCL_DEBUG=WARN
     TORCH_NCCL_ASYNC_ERROR_HANDLING=1
+    KIT_DEVICE=cuda
     'REPLICA_GROUP_ID={self.index}'
     NUM_REPLICA_GROUPS=2
     'TORCHFT_LIGHTHOUSE=http://{lighthouse.address}:{lighthouse.port.http}'
