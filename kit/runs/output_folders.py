@@ -10,8 +10,11 @@ from pathlib import Path
 from kit.errors import RunError
 from kit.planning.sbatch_header import header
 from kit.spec import slurm_filename_pattern
+from kit.spec.run_paths import RunPaths
 
 _FILES = ("output", "error")
+# Slurm names a job after its script where the header, of a template of the user's own, does not.
+_NAME = RunPaths(Path()).batch.name
 
 
 @contextlib.contextmanager
@@ -37,7 +40,7 @@ def _folders_of(script: str) -> list[Path]:
     options = dict(option.removeprefix("--").partition("=")[::2] for option in header(script))
     files = [options[name] for name in _FILES if name in options]
     return [
-        slurm_filename_pattern.folder(file, job_name=options["job-name"], user=getpass.getuser())
+        slurm_filename_pattern.folder(file, job_name=options.get("job-name", _NAME), user=getpass.getuser())
         for file in files
         if "/%a/" not in file
     ]

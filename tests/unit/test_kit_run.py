@@ -6,6 +6,7 @@ import sys
 import tomllib
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import pytest
 from kit import config, shell
 from kit.cli import offers, run, submit
 from kit.errors import ConfigError, ImageError, SlurmError, UsageError
-from kit.health import why
+from kit.health import next_command
 from kit.health.answer import SUBMIT, Answer
 from kit.runs.manifest import BY_KIT_RUN
 from kit.runs.prepare_run import Prepared, prepare
@@ -134,10 +135,11 @@ def test_the_next_command_of_a_run_without_a_job_file(line: str, name: str, show
     class Known:
         run_dir = Path("/runs/digits-1")
         values: dict[str, object] = {"job_file": f"/x/{name}"}  # noqa: RUF012
+        status = SimpleNamespace(manifest=SimpleNamespace(set_by=()))
 
     record: Any = Known()
     given = Answer(rule="x", verdict="try again", line="", advice="", next=line.format(job_file=f"/x/{name}"))
-    assert why._without_job_file(record, given) == replace(given, next=shown)
+    assert next_command.for_run(record, given) == replace(given, next=shown)
 
 
 def test_the_saved_file_is_toml_whatever_the_words_are(project: Path, sent: list[Prepared]) -> None:

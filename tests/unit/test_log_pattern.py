@@ -120,3 +120,9 @@ def test_a_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
         output_folders.folders([script(tmp_path / "file/logs/%j.out")]),
     ):
         pass
+
+
+def test_a_template_without_a_job_name_has_the_scripts(tmp_path: Path) -> None:
+    """Slurm's own default; `kit submit` ended with a KeyError."""
+    with output_folders.folders([f"#!/bin/bash\n#SBATCH --output={tmp_path}/%x/%j.out\n"]):
+        assert (tmp_path / "batch.sh").is_dir()
