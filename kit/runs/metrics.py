@@ -92,12 +92,18 @@ def latest(run_dir: Path) -> Latest | None:
 def _observed(run_dir: Path) -> Latest | None:
     """What the program's own log and trackers say."""
     found = run_figures.latest(run_dir)
-    if found is None:
+    if not found:
         return None
     values: dict[str, float] = {}
-    for record in found.records(run_figures.SOURCE):
-        values |= {name: value for name, value in record.items() if name not in {"step", run_figures.SOURCE}}
-    return Latest(step=found.last_step, time=found.when, values=values, source=found.source)
+    sources = [found[0].source]
+    for one in found:
+        own: dict[str, float] = {}
+        for record in one.records(run_figures.SOURCE):
+            own |= {name: value for name, value in record.items() if name not in {"step", run_figures.SOURCE}}
+        if one is not found[0] and "loss" in own.keys() - values.keys():
+            sources.append(f"loss from {one.source}")
+        values = {**own, **values}
+    return Latest(step=found[0].last_step, time=found[0].when, values=values, source="; ".join(sources))
 
 
 def _latest_of(path: Path) -> Latest | None:

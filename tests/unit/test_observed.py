@@ -1,20 +1,22 @@
 """Learns progress and curves of programs that report nothing to the kit. tests/unit/observed/ has what the libraries wrote.
 
 transformers.log, lightning.log, tqdm.log and tqdm-epochs.log are the output of three short programs with Transformers 5.24,
-Lightning 2.6 and tqdm 4.70 into a file.
+Lightning 2.6 and tqdm 4.70 into a file. trainer_state.json, metrics.csv and transformers.tfevents.1 are of the same programs;
+the other event files are of torch 2.14 and tensorboardX 2.6, run-offline.wandb of W&B 0.31.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kit.health import rank_logs
-from kit.observed import log_line, run_log
+from kit.observed import event_file, log_line, run_log, tables, wandb_file
 from kit.observed.figures import Points
 from kit.observed.metric_names import chosen, standard
 from kit.runs import metrics
@@ -279,3 +281,103 @@ def test_results_keep_the_figures_of_ended_runs(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(metrics, "records", counted)
     assert of(points, ["p.0", "p.1"]) == first
     assert asked == [f"{points}/p.1"]
+
+
+def test_event_files_of_three_writers() -> None:
+    found = event_file.read_file(RECORDED / "torch.tfevents.1", name="a", since=0)
+    assert found is not None
+    # The last scalar is in the form of a tensor.
+    assert [step for step, _ in found.points] == [*range(31)]
+    assert found.points[30][1]["Loss/train"] == pytest.approx(0.05)
+    found = event_file.read_file(RECORDED / "tensorboardX.tfevents.1", name="a", since=0)
+    assert found is not None
+    assert found.points[-1][0] == 29
+    # Its histogram and its text are no scalars.
+    assert found.points[-1][1] == pytest.approx({"train/loss": 0.1, "lr": 0.071, "eval/loss": 0.5})
+    found = event_file.read_file(RECORDED / "transformers.tfevents.1", name="a", since=0)
+    assert found is not None
+    assert {step: round(v["eval/loss"], 3) for step, v in found.points if "eval/loss" in v} == {
+        16: 4.748,
+        32: 4.746,
+        48: 4.745,
+    }
+
+
+def test_a_wandb_run_over_several_blocks() -> None:
+    found = wandb_file.read_file(RECORDED / "run-offline.wandb", name="a", since=0)
+    assert found is not None
+    assert (RECORDED / "run-offline.wandb").stat().st_size > 2 * 32768
+    assert [values["train/loss"] for _, values in found.points[:200]] == [4.0 / n for n in range(1, 201)]
+    assert found.points[199][1]["nested.a"] == 200.0
+    assert found.points[200] == (200, {"eval/loss": 0.25})
+
+
+def test_tables_of_lightning_and_transformers() -> None:
+    found = tables.read_csv(RECORDED / "metrics.csv", name="a")
+    assert found is not None
+    assert found.points[-1][0] == 71
+    assert {*found.points[-1][1]} == {"train_loss", "val_loss"}
+    found = tables.read_trainer_state(RECORDED / "trainer_state.json", name="a")
+    assert found is not None
+    assert {step: round(values["loss"], 3) for step, values in found.points if "loss" in values} == {
+        10: 4.519,
+        20: 4.212,
+        30: 5.591,
+        40: 5.116,
+    }
+
+
+def test_trackers_give_curves_and_the_log_gives_the_rest(tmp_path: Path) -> None:
+    write_log(tmp_path, "iter 500: loss 9.0, reward: 7.5\n")
+    folder = tmp_path / "workspace" / "runs" / "a"
+    folder.mkdir(parents=True)
+    shutil.copy(RECORDED / "tensorboardX.tfevents.1", folder / "events.out.tfevents.1.n1")
+    records = metrics.records(tmp_path)
+    assert [one["loss"] for one in records if "loss" in one][-1] == pytest.approx(0.1)
+    assert {one["_source"] for one in records if "eval_loss" in one} == {
+        "TensorBoard, workspace/runs/a/events.out.tfevents.1.n1"
+    }
+    assert [(one["step"], one["reward"]) for one in records if "reward" in one] == [(500, 7.5)]
+    found = metrics.latest(tmp_path)
+    assert found is not None
+    assert (found.step, found.source) == (500, 'rank-0.log: "iter N"')
+    assert found.values["eval_loss"] == 0.5
+
+
+def test_files_that_were_submitted_are_not_the_runs(tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "state").mkdir()
+    old = tmp_path / "workspace" / "metrics.csv"
+    old.parent.mkdir()
+    shutil.copy(RECORDED / "metrics.csv", old)
+    assert metrics.records(tmp_path) != []
+    # The recorded file was copied, with its time, long before the run's first event.
+    os.utime(old, (1000, 1000))
+    (tmp_path / "state" / "events.jsonl").write_text('{"event": "start", "epoch": 5000}\n')
+    assert metrics.records(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["torch.tfevents.1", "run-offline.wandb", "metrics.csv", "trainer_state.json"])
+def test_cut_and_changed_files_raise_nothing(name: str, tmp_path: Path) -> None:
+    whole = (RECORDED / name).read_bytes()
+    path = tmp_path / name
+    for place in range(0, min(len(whole), 3000), 61):
+        for content in (whole[:place], whole[:place] + b"\xff" + whole[place + 1 :], whole[place:]):
+            path.write_bytes(content)
+            event_file.read_file(path, name="a", since=0)
+            wandb_file.read_file(path, name="a", since=0)
+            tables.read_csv(path, name="a")
+            tables.read_trainer_state(path, name="a")
+
+
+def test_the_end_of_a_long_event_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = (RECORDED / "torch.tfevents.1").read_bytes()
+    path = tmp_path / "a"
+    path.write_bytes(whole)
+    monkeypatch.setattr(event_file, "_HALF", 400)
+    found = event_file.read_file(path, name="a", since=0)
+    assert found is not None
+    steps = [step for step, _ in found.points]
+    assert steps[0] == 0
+    assert steps[-1] == 30
+    assert len(steps) < 31
