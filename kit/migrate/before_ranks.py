@@ -125,8 +125,29 @@ def _setup(node: Node, read: ScriptState, places: Places) -> None:
     read.lines.add("setup", f"set -a\n{text}\nset +a" if read.variables.all_exported else text, node)
     for name in sets:
         read.values.forget(name)
+    if names & _SITE:
+        _doubt(node, read)
     early = "; it runs before the lines of [once], too" if read.lines.has("once") else ""
     places.key(f"setup; if it fails, the run ends with 73{early}")
+
+
+def _doubt(node: Node, read: ScriptState) -> None:
+    """Forget what a sourced file sets. A file that is not here, or a module, may set anything."""
+    for command in commands_of(node):
+        given = [words.value(word, read.values) for word in words_of(command)]
+        if given[:1] not in (["source"], ["."]):
+            if name_of(command) in _SITE:
+                read.values.doubt(text_of(command))
+            continue
+        path = read.path.parent / read.folder / given[1] if len(given) > 1 and is_known(given[1]) else None
+        if path is None or not path.is_file():
+            read.values.doubt(text_of(command))
+            continue
+        root = bash_tree.parse(path.read_text(encoding="utf-8", errors="replace"))
+        for name in names_in_lines.set_by(root):
+            read.lines.assigned.add(name)
+            read.lines.set_in.setdefault("setup", set()).add(name)
+            read.values.forget(name)
 
 
 def _unset(node: Node, read: ScriptState, places: Places) -> None:

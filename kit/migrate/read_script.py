@@ -118,6 +118,10 @@ def _finish(script: ScriptState) -> None:
     report.close(script.text)
     report.job = {name: value for name, value in job.items() if value not in ({}, [])}
     report.by_the_kit += _BY_THE_KIT
+    for name, line in script.values.doubted.items():
+        report.by_the_kit.append(
+            f"${name} has the value that the script gives it before '{line}', which could change it."
+        )
     if script.lines.has("after"):
         report.by_the_kit.append(
             "Lines of [after] run after a failure, too, for 600 s at most (timeout_s), and not when Slurm itself ends the job."

@@ -77,6 +77,7 @@ class Variables:
 
     def _set(self, node: Node, name: str, value: str, places: Places, *, exported: bool) -> None:
         text = text_of(node)
+        self.values.doubtful.pop(name, None)
         if name in KITS:
             self.values.known[name] = value
             places.kit(f"{text}: every rank has {name} from the kit")

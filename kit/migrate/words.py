@@ -31,16 +31,21 @@ _PATTERN = re.compile(r"[*?\[]")
 class ScriptValues:
     """Variables of the script so far.
 
-    known: text by name, perhaps with marks. arrays: words by name. used: names that were read.
+    known: text by name, perhaps with marks. arrays: words by name. used: names that were read. doubtful: names that a line since
+    then may have changed, with the line. doubted: those of them that were read.
     """
 
     known: dict[str, str] = field(default_factory=dict)
     arrays: dict[str, list[str]] = field(default_factory=dict)
     used: set[str] = field(default_factory=set)
+    doubtful: dict[str, str] = field(default_factory=dict)
+    doubted: dict[str, str] = field(default_factory=dict)
 
     def get(self, name: str) -> str | None:
         """The text of a variable; None if the script does not decide it."""
         self.used.add(name)
+        if name in self.doubtful:
+            self.doubted[name] = self.doubtful[name]
         return self.known.get(name)
 
     def constant(self, name: str) -> str | None:
@@ -52,6 +57,13 @@ class ScriptValues:
         """From here on only the run knows the variable."""
         self.known.pop(name, None)
         self.arrays.pop(name, None)
+        self.doubtful.pop(name, None)
+
+    def doubt(self, line: str) -> None:
+        """Note that a line may have changed any variable of the script."""
+        self.doubtful |= {
+            name: line for name in self.known if not name.startswith("SLURM_") and name not in ("HOME", "USER")
+        }
 
 
 def is_known(word: str) -> bool:

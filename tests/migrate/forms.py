@@ -313,6 +313,32 @@ FORMS: dict[str, Form] = {
         "if [ -f env.sh ]; then source env.sh; fi\nsrun python train.py\n",
         keys={"setup": ["if [ -f env.sh ]; then source env.sh; fi"]},
     ),
+    "source-after-an-export": _ranks(
+        "export LR=1\nsource env.sh\nsrun python train.py\n", keys={"setup": ["export LR=1", "source env.sh"]}
+    ),
+    "source-before-an-export": _ranks("source env.sh\nexport LR=1\nsrun python train.py\n", keys={"env.LR": "1"}),
+    "source-between-exports": _ranks(
+        "export LR=1\nsource env.sh\nexport LR=2\nmodule load a\nexport BS=3\nsrun python train.py\n"
+    ),
+    "source-sets-what-is-read": _ranks(
+        "export LR=1\nsource env.sh\nexport RATE=$LR.5\nsrun python train.py\n",
+        files={"env.sh": "export LR=9 FROM_FILE=1\n"},
+        keys={"setup": ["export LR=1", "source env.sh", "export RATE=$LR.5"]},
+    ),
+    "source-sets-a-word": Form(
+        script=_RANKS_HEAD + "LR=1\nsource env.sh\nsrun python train.py --lr $LR\n",
+        files={"env.sh": "LR=9\n"},
+        outcome="refused",
+        reason="$LR, after '--lr', is known only when",
+    ),
+    "module-may-set-a-word": _ranks(
+        "LR=1\nmodule load tools\nsrun python train.py --lr $LR\n",
+        reason="$LR has the value that the script gives it before",
+    ),
+    "unset-after-source": _ranks(
+        "source env.sh\nunset LR\nsrun python train.py\n", keys={"setup": ["source env.sh", "unset LR"]}
+    ),
+    "set-a-around-source": _ranks("set -a\nsource env.sh\nset +a\nsrun python train.py\n"),
     "set-a": _ranks("set -a\nLR=3\nset +a\nsrun python train.py\n", keys={"env.LR": "3"}),
     "unset": _ranks("export LR=3\nunset LR\nsrun python train.py\n", keys={"setup": ["unset LR"]}),
     "stop-without-data": _ranks(
