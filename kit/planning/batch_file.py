@@ -7,15 +7,13 @@ and no version of the kit removes them. Jinja renders it in its sandbox. Unknown
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 import jinja2
 from jinja2 import meta
-from jinja2.sandbox import SandboxedEnvironment
 
 from kit.errors import ConfigError, Fault, nearest
-from kit.planning import site_shell, steps
+from kit.planning import site_shell, steps, template_sandbox
 from kit.planning.decisions import Decisions
 from kit.planning.parts import called_parts, code_digest
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
@@ -129,10 +127,11 @@ def _rendered(text: str, variables: Mapping[str, Any], *, file: str) -> str:
     """Render a user's template. As in the kit's own templates, Jinja applies only above the mark; without a mark, to all of it."""
     head, mark, body = text.partition(MARK)
     try:
-        parsed = _sandbox().parse(head)
-        unknown = sorted(meta.find_undeclared_variables(parsed) - variables.keys() - set(_sandbox().globals))
+        sandbox = configured(template_sandbox.Sandbox)
+        parsed = sandbox.parse(head)
+        unknown = sorted(meta.find_undeclared_variables(parsed) - variables.keys() - set(sandbox.globals))
         if not unknown:
-            return _sandbox().from_string(head).render(variables) + mark + body
+            return sandbox.from_string(sandbox.counting(parsed)).render(variables) + mark + body
     except jinja2.TemplateSyntaxError as error:
         problem, hint = (
             f"not valid Jinja: {error.message}",
@@ -154,9 +153,3 @@ def _faults(unknown: list[str], variables: Mapping[str, Any], file: str) -> Iter
         near = nearest(name, variables) or "job_name"
         problem = "the template asks for a variable that the kit does not have"
         yield Fault(file=file, key=name, problem=problem, allowed=known, hint=f"{{{{ {near} }}}}")
-
-
-@cache
-def _sandbox() -> SandboxedEnvironment:
-    """Jinja's sandbox: no access to Python's internal attributes, no endless ranges (Jinja's documentation, "Sandbox")."""
-    return configured(SandboxedEnvironment)

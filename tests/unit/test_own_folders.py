@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import stat
 import struct
+import subprocess
 from dataclasses import replace
 from pathlib import Path
 
@@ -138,6 +139,20 @@ def test_a_run_folder_as_it_was_submitted_is_run(run_dir: Path) -> None:
     (run_dir / "lib/__pycache__/kit_rank.pyc").touch()
     (run_dir / "bin/py-spy").symlink_to("/bin/true")
     assert batch(run_dir)[0] == 2
+
+
+def test_c19_the_log_that_slurm_made_by_the_submitters_umask_is_closed_to_others(run_dir: Path) -> None:
+    """By umask 000 everybody could write into batch.log, which kit why and kit status read."""
+    log = run_dir / "logs/batch.log"
+    log.touch()
+    log.chmod(0o666)
+    kept = run_dir.parent.parent / "slurm_script"
+    kept.write_text((run_dir / "batch.sh").read_text())
+    with log.open("ab") as sink:
+        done = subprocess.run(
+            ["bash", str(kept)], env={"PATH": os.environ["PATH"]}, stdout=sink, stderr=sink, umask=0, check=False
+        )
+    assert (done.returncode, stat.S_IMODE(log.stat().st_mode)) == (2, 0o644), log.read_text()
 
 
 def _append(run: Path) -> None:

@@ -104,6 +104,14 @@ def test_all_unknown_variables_are_named_with_the_known_ones(tmp_path: Path) -> 
         ("{{ job_name.__class__.__mro__ }}", "unsafe"),
         ("{% for x in range(10000000) %}{% endfor %}", "Range too big"),
         ("{{ 1 / 0 }}", "division by zero"),
+        # C19: each of these rendered for ever, or until the memory was full.
+        ("{% for x in range(99999) %}{% for y in range(99999) %}{% endfor %}{% endfor %}", "more than 1,000,000 turns"),
+        (
+            "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(60) }}",
+            "more than 1,000,000",
+        ),
+        ("{{ 10 ** 10 ** 10 }}", "a power of more than 64"),
+        ("{{ 'x' * 10000000000 }}", "a product of more than 1,000,000 elements"),
         ("{% include '/etc/hostname' %}", "loader"),
     ],
 )
