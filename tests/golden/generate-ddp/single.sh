@@ -913,6 +913,8 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/placeholders.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/rank_processes.sh <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/rank_progress.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/rank_variables.sh <<'KIT_FILE'
