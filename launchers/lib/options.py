@@ -146,6 +146,16 @@ def add_compile(made: argparse.ArgumentParser) -> None:
     made.add_argument("--compile", action="store_true", help="torch.compile the model (on CPU: needs a C++ compiler)")
 
 
+def add_size(made: argparse.ArgumentParser) -> None:
+    """Add the options of the programs that train a policy for models that are large: memory and time of a step."""
+    how = made.add_argument_group("size")
+    how.add_argument(
+        "--precision", choices=("fp32", "bf16"), default="fp32", help="of computing; sums and updates are fp32"
+    )
+    how.add_argument("--compile", action="store_true", help="torch.compile the model (on CPU: needs a C++ compiler)")
+    how.add_argument("--recompute", action="store_true", help="compute activations again in backward, to save memory")
+
+
 def add_policy(made: argparse.ArgumentParser) -> None:
     """Add the options of the programs that train a policy: its first weights, and how its answers are sampled."""
     what = made.add_argument_group("model")

@@ -1,5 +1,8 @@
 """Spreads a model over the ranks: a copy on each (DDP), or shards (FSDP2). Any layout reads the checkpoints, which are whole."""
 
+import argparse
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_state_dict,
 )
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
@@ -25,13 +28,34 @@ from .ranks import Ranks
 FULL = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
-def over(world: Ranks, net: GPT, copies: int) -> nn.Module:
-    """The module to call instead of `net`. copies: 0 puts one on each rank (DDP); else each is sharded over its ranks (FSDP2)."""
-    copies = copies or world.ddp_world_size
+class _Copies(DistributedDataParallel):
+    """DDP that multiplies matrices in `half`, if it is set. Parameters, gradients and updates stay float32."""
+
+    half: torch.dtype | None = None
+
+    def forward(self, tokens: torch.Tensor) -> Any:
+        with torch.autocast(tokens.device.type, dtype=self.half, enabled=self.half is not None):
+            return super().forward(tokens)
+
+
+def over(world: Ranks, net: GPT, args: argparse.Namespace) -> nn.Module:
+    """The module to call instead of `net`. --dp-replicate copies: 0 puts one on each rank (DDP); else each is sharded over its
+    ranks (FSDP2).
+
+    --precision is that of products of matrices, and of the weights that FSDP2 gathers. Gradients are summed over the ranks in
+    float32.
+    """
+    net.recompute = args.recompute
+    if args.compile:
+        # Block by block, so that DDP or FSDP2 can communicate for one block while another is computed.
+        net.compile_blocks()
+    half = {"fp32": None, "bf16": torch.bfloat16}[args.precision]
+    copies = args.dp_replicate or world.ddp_world_size
     if world.ddp_world_size % copies:
         raise SystemExit(f"--dp-replicate {copies} does not divide {world.ddp_world_size} ranks.")
     if copies == world.ddp_world_size:
-        ddp = DistributedDataParallel(net)
+        ddp = _Copies(net)
+        ddp.half = half
         # One backward pass whose gradients are dropped. DDP orders its buckets after the first pass, and the order of sums
         # depends on the buckets. So a resumed run has the buckets of an uninterrupted one.
         tokens = torch.zeros((1, 2), dtype=torch.long, device=world.device)  # (B, T)
@@ -40,9 +64,24 @@ def over(world: Ranks, net: GPT, copies: int) -> nn.Module:
         return ddp
     size = (copies, world.ddp_world_size // copies)
     mesh = init_device_mesh(world.device.type, size, mesh_dim_names=("replicate", "shard"))
+    policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=torch.float32)
     for part in (*net.blocks, net):
-        fully_shard(part, mesh=mesh if copies > 1 else mesh["shard"])
+        fully_shard(part, mesh=mesh if copies > 1 else mesh["shard"], mp_policy=policy)
     return net
+
+
+@contextlib.contextmanager
+def summing(forward: nn.Module, *, last: bool) -> Iterator[None]:
+    """Forward and backward pass of one of a step's micro-batches. Only in the last one the ranks exchange gradients.
+
+    Before it they add up on each rank. forward: of over().
+    """
+    if isinstance(forward, FSDPModule):
+        forward.set_requires_gradient_sync(last)
+        yield
+    else:
+        with contextlib.nullcontext() if last else forward.no_sync():
+            yield
 
 
 def number(norm: torch.Tensor) -> float:

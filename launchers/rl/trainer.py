@@ -29,12 +29,16 @@ from torch import nn
 
 parser = options.parser(__doc__)
 options.add_policy(parser)
+options.add_size(parser)
 options.add_task(parser)
 parser.add_argument("--max-steps", type=int, default=200, help="batches to train on")
 parser.add_argument(
     "--form-steps", type=int, default=60, help="of sums: supervised steps on random digits first, without --model"
 )
 parser.add_argument("--updates", type=int, default=4, help="optimizer steps on each batch, each on a part of it")
+parser.add_argument(
+    "--micro-batch", type=int, default=0, metavar="ROLLOUTS", help="of one forward pass on a rank; 0: all of an update"
+)
 parser.add_argument("--lr", type=float, default=3e-3, help="at first; it falls to 0 at the last step")
 parser.add_argument("--entropy", type=float, default=0.02, help="weight of the entropy, which keeps the policy trying")
 parser.add_argument(
@@ -60,10 +64,58 @@ parser.add_argument(
 )
 parser.set_defaults(log_every=1)
 args = options.parse(parser)
+if args.micro_batch < 0:
+    parser.error(f"--micro-batch {args.micro_batch}: rollouts of one forward pass, 0 or more")
 
 POLL_S = 0.02
+Rollout = dict[str, Any]  # prompt, tokens, logprobs, advantage, reward, version: as the orchestrator writes it
 # Options that change no number of the training.
 OF_THE_RUN = ("weight_broadcast", "inference_servers", "broadcast_port", "broadcast_timeout", "batch_timeout")
+
+
+def gain_of(forward: nn.Module, rollouts: list[Rollout], device: torch.device) -> tuple[torch.Tensor, float]:
+    """The gain of these rollouts, summed over their tokens, and the number of tokens that --clip-ratio has limited."""
+    # tokens, targets and mask of `rows` are (B, T): B rollouts, padded to T tokens.
+    rows = policy.batch([one["prompt"] for one in rollouts], [one["tokens"] for one in rollouts], device)
+    # Log-probabilities under the weights that drew the rollouts, (B, T).
+    old = rows.spread([one["logprobs"] for one in rollouts])
+    # (B, 1): all tokens of a rollout have its advantage.
+    advantages = torch.tensor([one["advantage"] for one in rollouts], device=device)[:, None]
+    # (B, T, V) logits of the weights as they are now, at the temperature of the rollouts.
+    scores = forward(rows.tokens).float() / args.temperature
+    # How much likelier each token has become, (B, T). PPO's clip takes the gain out of moves that are too large.
+    ratio = (policy.logprobs(scores, rows) - old).exp()
+    # The smaller of both gains: no reward for moving a token further than the clip, but the full cost of a move in the
+    # wrong direction.
+    limited = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
+    gain = torch.minimum(ratio * advantages, limited * advantages) + args.entropy * policy.entropy(scores)
+    return (gain * rows.mask).sum(), ((ratio != limited) * rows.mask).sum().item()
+
+
+def learn(forward: nn.Module, part: list[Rollout], mine: list[Rollout], world: ranks.Ranks) -> tuple[float, float]:
+    """Forward and backward passes of an update. Returns this rank's loss, and its number of tokens that --clip-ratio has limited.
+
+    part: the rollouts of the update. mine: those of this rank, at least one.
+    """
+    # Completion tokens of the part over all ranks, known without a collective.
+    tokens = sum(len(one["tokens"]) for one in part)
+    # As many micro-batches on each rank: a sharded model gathers its weights from all of them.
+    most = -(-len(part) // world.ddp_world_size)  # rollouts of a rank, at most
+    turns = -(-most // (args.micro_batch or most))
+    learned = limited = 0.0
+    for turn in range(turns):
+        # A rank with a rollout fewer may have none in a turn: then it computes one, and counts none of its tokens.
+        some, weight = (mine[turn::turns], 1.0) if turn < len(mine) else (mine[:1], 0.0)
+        # DDP all-reduces the gradients in the last backward pass, FSDP2 reduce-scatters them: each rank must get there.
+        with spread.summing(forward, last=turn == turns - 1):
+            gain, count = gain_of(forward, some, world.device)
+            # A minus, because the optimizer minimizes and the gain should grow. Each token counts the same: the backward pass
+            # averages over ranks, whose numbers of tokens differ.
+            loss = -gain * weight * world.ddp_world_size / tokens
+            loss.backward()
+        learned += loss.item()
+        limited += count * weight
+    return learned, limited
 
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
@@ -83,7 +135,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     parameters = sum(p.numel() for p in net.parameters())
     # `forward` is DDP or FSDP2 around `net`. Call it in training, so that it averages the gradients over the ranks in
     # backward.
-    forward = spread.over(world, net.to(world.device), args.dp_replicate)
+    forward = spread.over(world, net.to(world.device), args)
     # No weight decay: only the rewards should move the weights.
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=0.0)
     log.say(
@@ -127,13 +179,10 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
         checkpoints.save(position["step"], start, last=last)
 
-    def update(loss: torch.Tensor, lr: float = args.lr) -> float:
-        """Make one optimizer step. Returns the gradient norm."""
+    def update(lr: float = args.lr) -> float:
+        """Make one optimizer step with the gradients of the backward passes before. Returns the gradient norm."""
         # The rate falls over the batches, so it is set for each.
         loop.set_pace(optimizer, lr=lr)
-        # DDP all-reduces the gradients here, FSDP2 reduce-scatters them: each rank must call this, also with few
-        # rollouts.
-        loss.backward()
         # The length of the whole gradient. A longer one is scaled down to --clip, so that one odd batch cannot throw
         # the policy far.
         norm = nn.utils.clip_grad_norm_(net.parameters(), args.clip)
@@ -151,7 +200,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             # rows.tokens (32, T) -> logits (32, T, V). The loss is the mean over the guessed tokens; prompts have
             # mask 0.
             rows = policy.batch(prompts, [task.guess(draw) for _ in prompts], world.device)
-            update(policy.masked_mean(-policy.logprobs(forward(rows.tokens), rows), rows.mask))
+            policy.masked_mean(-policy.logprobs(forward(rows.tokens).float(), rows), rows.mask).backward()
+            update()
 
     # ---- send out the weights ----
 
@@ -196,7 +246,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     # ---- train ----
 
-    def next_batch(step: int) -> tuple[list[dict[str, Any]], int]:
+    def next_batch(step: int) -> tuple[list[Rollout], int]:
         """The rollouts of a step, or the number of a signal that came during the wait. The same on all ranks."""
         # Monotonic seconds: a change of the clock does not shorten the wait.
         deadline = time.monotonic() + args.batch_timeout
@@ -221,7 +271,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
                 return box[0], 0
             time.sleep(POLL_S)
 
-    speed = metrics.Speed(None, net.flops_per_token(), world, "fp32")
+    speed = metrics.Speed(None, net.flops_per_token(), world, args.precision)
     log.started("rl/trainer.py", world, speed, parameters=parameters, seed=args.seed)
     reports.progress.step(position["step"])
     while position["step"] < args.max_steps:
@@ -250,30 +300,11 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             part = rollouts[number :: args.updates]
             # Each rank takes every world_size-th rollout of the part.
             mine = part[world.ddp_rank :: world.ddp_world_size]
-            # tokens, targets and mask of `rows` are (B, T): B rollouts of this rank, padded to T tokens.
-            rows = policy.batch([one["prompt"] for one in mine], [one["tokens"] for one in mine], world.device)
-            # Log-probabilities under the weights that drew the rollouts, (B, T).
-            old = rows.spread([one["logprobs"] for one in mine])
-            # (B, 1): all tokens of a rollout have its advantage.
-            advantages = torch.tensor([one["advantage"] for one in mine], device=world.device)[:, None]
-            # (B, T, V) logits of the weights as they are now, at the temperature of the rollouts.
-            scores = forward(rows.tokens).float() / args.temperature
-            # How much likelier each token has become, (B, T). PPO's clip takes the gain out of moves that are too large.
-            ratio = (policy.logprobs(scores, rows) - old).exp()
-            # The smaller of both gains: no reward for moving a token further than the clip, but the full cost of a
-            # move in the wrong direction.
-            limited = ratio.clamp(1 - args.clip_ratio, 1 + args.clip_ratio)
-            gain = torch.minimum(ratio * advantages, limited * advantages) + args.entropy * policy.entropy(scores)
-            # Each token counts the same. The backward pass averages over ranks, whose numbers of tokens differ.
-            # Completion tokens of the part over all ranks, known without a collective.
-            tokens = sum(len(one["tokens"]) for one in part)
-            # A minus, because the optimizer minimizes and the gain should grow.
-            loss = -(gain * rows.mask).sum() * world.ddp_world_size / tokens
-            norm = update(loss, lr=lr)
-            loss_of_all += loss.item() / args.updates
-            # The share of tokens whose ratio was outside of 1 - clip_ratio to 1 + clip_ratio. A high share says
-            # that the updates are too large, or the samples too old.
-            clipped += ((ratio != limited) * rows.mask).sum().item() / rows.mask.sum().item() / args.updates
+            loss, moved = learn(forward, part, mine, world)
+            loss_of_all += loss / args.updates
+            norm = update(lr=lr)
+            # A high share says that the updates are too large, or the samples too old.
+            clipped += moved / sum(len(one["tokens"]) for one in mine) / args.updates
         position["step"] = step
         # Prompt and completion tokens over all ranks: all ranks have all rollouts.
         read = sum(len(one["prompt"]) + len(one["tokens"]) for one in rollouts)

@@ -37,6 +37,7 @@ from torch import nn
 
 parser = options.parser(__doc__)
 options.add_policy(parser)
+options.add_size(parser)
 parser.add_argument("--data", type=Path, help=".jsonl of chats, or a folder of them; else sums")
 options.add_chats(parser)
 parser.add_argument(
@@ -95,7 +96,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     parameters = sum(p.numel() for p in net.parameters())
     # `forward` is DDP or FSDP2 around `net`. Call it in training, so that it averages the gradients over the ranks in
     # backward.
-    forward = spread.over(world, net.to(world.device), args.dp_replicate)
+    forward = spread.over(world, net.to(world.device), args)
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
     factor = options.cosine(args.warmup, args.max_steps)
@@ -159,7 +160,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # ---- train ----
 
     # None: the chats of a step differ in length, so each step reports its own number of tokens.
-    speed = metrics.Speed(None, net.flops_per_token(), world, "fp32")
+    speed = metrics.Speed(None, net.flops_per_token(), world, args.precision)
     log.started("sft/train.py", world, speed, parameters=parameters, seed=args.seed)
     reports.progress.step(position["step"])
     while position["step"] < args.max_steps:
@@ -170,20 +171,19 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         rows = drawn(position["step"])
         counted = sum(sum(row.mask[1:]) for row in rows)  # the first token is never a target
         loss = 0.0
-        # This rank's micro-batches: every world_size-th one of the step.
-        for number in range(world.ddp_rank, world.ddp_world_size * args.accumulate, world.ddp_world_size):
+        for micro_step in range(args.accumulate):
+            # This rank's micro-batches: every world_size-th one of the step.
+            number = micro_step * world.ddp_world_size + world.ddp_rank
             # part.tokens, part.targets and part.mask are (b, T): b rows of a micro-batch, padded to the T tokens of
             # the longest.
             part = policy.rows(rows[number * micro_batch :][:micro_batch], world.device)
-            # Each token counts the same. The backward pass averages over ranks, whose numbers of tokens differ.
-            # logits (B, T, V), log-probabilities and mask (B, T). Padding and prompts have mask 0.
-            share = (
-                -(policy.logprobs(forward(part.tokens).float(), part) * part.mask).sum()
-                * world.ddp_world_size
-                / counted
-            )
-            # DDP all-reduces the gradients here, FSDP2 reduce-scatters them, in every micro-batch.
-            share.backward()
+            # Gradients add up on this rank. In the last micro-batch DDP all-reduces them, and FSDP2 reduce-scatters them.
+            with spread.summing(forward, last=micro_step == args.accumulate - 1):
+                # logits (B, T, V), log-probabilities and mask (B, T). Padding and prompts have mask 0.
+                summed = -(policy.logprobs(forward(part.tokens).float(), part) * part.mask).sum()
+                # Each token counts the same. The backward pass averages over ranks, whose numbers of tokens differ.
+                share = summed * world.ddp_world_size / counted
+                share.backward()
             # This rank's part of the loss. The mean of `loss` over the ranks is the loss of the step.
             loss += share.item()
         # The gradients are summed over the micro-batches; the backward passes have averaged them over the ranks.
