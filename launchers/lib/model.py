@@ -207,9 +207,17 @@ def within(tokens: torch.Tensor, end: int) -> torch.Tensor:
 
     The end of a document belongs to the document after it. So a model can also learn what follows an end.
     """
-    document = (tokens == end).cumsum(1)  # (B, T): number of the document that a token belongs to
-    same = document[:, None, :, None] == document[:, None, None, :]
-    return same & torch.ones(tokens.shape[1], tokens.shape[1], dtype=torch.bool, device=tokens.device).tril()
+    return together((tokens == end).cumsum(1))
+
+
+def together(documents: torch.Tensor) -> torch.Tensor:
+    """[batch, 1, length, length]: True where a position attends to another, which is of the same document and not after it.
+
+    documents: (B, T), the number of the document that a token belongs to.
+    """
+    length = documents.shape[1]
+    same = documents[:, None, :, None] == documents[:, None, None, :]
+    return same & torch.ones(length, length, dtype=torch.bool, device=documents.device).tril()
 
 
 class GPT(nn.Module):
@@ -236,10 +244,14 @@ class GPT(nn.Module):
         deep = name.endswith(("attention_out.weight", "down.weight"))
         return 0.02 / (2 * self.shape.layers) ** 0.5 if deep else 0.02
 
-    def forward(self, tokens: torch.Tensor, targets: torch.Tensor | None = None) -> torch.Tensor:
+    def forward(
+        self, tokens: torch.Tensor, targets: torch.Tensor | None = None, documents: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """documents: (B, T), numbers of documents of which none attends to another."""
         x = self.embedding(tokens)  # (B, T) -> (B, T, C)
         angles = self.angles(tokens.device).first(tokens.shape[1])
         seen = None if self.apart is None else within(tokens, self.apart)
+        seen = seen if documents is None else together(documents)
         recompute = self.recompute and self.training  # keep only each block's input, compute the rest again in backward
         for block in self.blocks:
             x = again(block, x, angles, seen, use_reentrant=False) if recompute else block(x, angles, seen)

@@ -71,11 +71,12 @@ def sample(
 @dataclass(frozen=True, kw_only=True)
 class Batch:
     """Prompts with completions as tensors, (B, T) each. tokens: padded. targets: tokens shifted by one. mask: 1.0 where a target
-    is a token of the completion, else 0.0."""
+    is a token of the completion, else 0.0. documents: of packed(), the number of the row that a token is of."""
 
     tokens: torch.Tensor
     targets: torch.Tensor
     mask: torch.Tensor
+    documents: torch.Tensor | None = None
 
     def spread(self, values: list[list[float]]) -> torch.Tensor:
         """Place the numbers of each completion's tokens where the mask is 1. 0.0 elsewhere."""
@@ -100,6 +101,31 @@ def rows(given: list[Row], device: torch.device) -> Batch:
     tokens, _ = _padded([row.tokens for row in given], device=device)
     mask, _ = _padded([row.mask for row in given], device=device)
     return Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], mask=mask[:, 1:].float())
+
+
+def packed(given: list[Row], device: torch.device, *, most: int) -> Batch:
+    """A batch of rows, several of them one after another in each row of the batch, which has `most` tokens at most.
+
+    The longest first, each where it first fits, so that little is padded. A row's last token is a target only, as in rows().
+    """
+    bins: list[list[Row]] = []
+    room: list[int] = []
+    for row in sorted(given, key=lambda row: len(row.tokens), reverse=True):
+        length = len(row.tokens) - 1
+        place = next((number for number, left in enumerate(room) if left >= length), len(bins))
+        if place == len(bins):
+            bins.append([])
+            room.append(most)
+        bins[place].append(row)
+        room[place] -= length
+    tokens, _ = _padded([[one for row in of for one in row.tokens[:-1]] for of in bins], device=device)
+    targets, _ = _padded([[one for row in of for one in row.tokens[1:]] for of in bins], device=device)
+    mask, _ = _padded([[one for row in of for one in row.mask[1:]] for of in bins], device=device)
+    # From 1: padding is a document of its own, 0.
+    documents, _ = _padded(
+        [[number for number, row in enumerate(of, 1) for _ in row.tokens[1:]] for of in bins], device=device
+    )
+    return Batch(tokens=tokens, targets=targets, mask=mask.float(), documents=documents)
 
 
 def logprobs(scores: torch.Tensor, rows: Batch) -> torch.Tensor:

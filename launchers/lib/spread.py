@@ -33,9 +33,9 @@ class _Copies(DistributedDataParallel):
 
     half: torch.dtype | None = None
 
-    def forward(self, tokens: torch.Tensor) -> Any:
+    def forward(self, tokens: torch.Tensor, documents: torch.Tensor | None = None) -> Any:
         with torch.autocast(tokens.device.type, dtype=self.half, enabled=self.half is not None):
-            return super().forward(tokens)
+            return super().forward(tokens, documents=documents)
 
 
 def over(world: Ranks, net: GPT, args: argparse.Namespace) -> nn.Module:

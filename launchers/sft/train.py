@@ -43,6 +43,9 @@ options.add_chats(parser)
 parser.add_argument(
     "--turns", choices=chats.TURNS, default="every", help="of the assistant in a chat: which the loss counts"
 )
+parser.add_argument(
+    "--pack", action="store_true", help="several examples in a row of --seq-len tokens; none attends to another"
+)
 parser.add_argument("--max-steps", type=int, default=200, help="optimizer steps")
 parser.add_argument("--batch-size", type=int, default=64, help="examples for each optimizer step, over all ranks")
 parser.add_argument("--accumulate", type=int, default=1, help="micro-steps for each optimizer step")
@@ -174,13 +177,18 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         for micro_step in range(args.accumulate):
             # This rank's micro-batches: every world_size-th one of the step.
             number = micro_step * world.ddp_world_size + world.ddp_rank
+            mine = rows[number * micro_batch :][:micro_batch]
             # part.tokens, part.targets and part.mask are (b, T): b rows of a micro-batch, padded to the T tokens of
-            # the longest.
-            part = policy.rows(rows[number * micro_batch :][:micro_batch], world.device)
+            # the longest. With --pack they share fewer rows of --seq-len tokens, so that less is padded.
+            part = (
+                policy.packed(mine, world.device, most=args.seq_len) if args.pack else policy.rows(mine, world.device)
+            )
             # Gradients add up on this rank. In the last micro-batch DDP all-reduces them, and FSDP2 reduce-scatters them.
             with spread.summing(forward, last=micro_step == args.accumulate - 1):
                 # logits (B, T, V), log-probabilities and mask (B, T). Padding and prompts have mask 0.
-                summed = -(policy.logprobs(forward(part.tokens).float(), part) * part.mask).sum()
+                summed = -(
+                    policy.logprobs(forward(part.tokens, documents=part.documents).float(), part) * part.mask
+                ).sum()
                 # Each token counts the same. The backward pass averages over ranks, whose numbers of tokens differ.
                 share = summed * world.ddp_world_size / counted
                 share.backward()
