@@ -1,4 +1,4 @@
-"""What a GPT keeps of the tokens that it has read, so that the next token of a row costs one token and not the whole row."""
+"""Keys and values of the tokens that a GPT has read: with them, the next token of a row costs one token and not the whole row."""
 
 import torch
 

@@ -457,7 +457,8 @@ def test_launcher_toml_knows_the_options_of_its_programs(launcher: str, role: st
     # What every program's parser has, and some do not use.
     common = set(re.findall(r"--([a-z-]+)", text.split("checkpoint:")[0].split("run:")[1])) if "run:" in text else set()
     assert named <= offered, named - offered
-    assert offered - named <= common | {"checkpoint-dir", "checkpoint-every", "checkpoint-keep", "checkpoint-async"}
+    saving = {f"checkpoint-{name}" for name in ("dir", "every", "keep", "async", "memory-every")}
+    assert offered - named <= common | saving
 
 
 def test_a_config_file_gives_options_and_the_command_line_wins(training: Any, tmp_path: Path) -> None:
