@@ -64,9 +64,9 @@ def test_packed_chats_are_learned_with_the_same_curve(training: Any, tools: Any,
     draw, path = random.Random(1), tmp_path / "chats.jsonl"
     lines = []
     for number in range(60):
-        words = {"role": "user", "content": f"{number} " + "a" * draw.randrange(1, 20)}
+        question = {"role": "user", "content": f"{number} " + "a" * draw.randrange(1, 20)}
         answer = {"role": "assistant", "content": "b" * draw.randrange(1, 9)}
-        lines.append({"messages": [words, answer]})
+        lines.append({"messages": [question, answer]})
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     words = ("--layers", 2, "--dim", 32, "--seq-len", 96, "--log-every", 1, "--data", path, "--max-steps", 3)
     curves = {}
