@@ -1,7 +1,7 @@
 """Reads the model's shape from the options of the kit's own GPT programs, without starting them.
 
-Options and defaults are those of launchers/lib/options.py. There is no result if an option takes the shape from elsewhere: a model
-of Hugging Face, a --config file, data with an unknown vocabulary.
+Defaults are read from the source of the programs. There is no result if an option takes the shape from elsewhere: a model of
+Hugging Face, a --config file, data with an unknown vocabulary.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, Literal
 
+from kit.data_folders import packaged
 from kit.errors import UsageError
+from kit.frameworks import launcher_program_options
+from kit.frameworks.launcher_program_options import Default
 from kit.model_size import Shape
 from kit.planning.plan import Plan
 from kit.slurm import embedded
@@ -19,10 +22,7 @@ from kit.slurm import embedded
 Kind = Literal["ddp", "fsdp"]
 # Launcher -> its GPT program.
 _PROGRAMS: Mapping[str, tuple[str, Kind]] = {"ddp": ("train_gpt.py", "ddp"), "fsdp": ("train.py", "fsdp")}
-_DEFAULTS = {
-    "layers": 4, "heads": 4, "dim": 128, "context": 128, "steps": 200, "batch-size": 32, "accumulate": 1, "replicate": 1,
-    "eval-every": 0,
-}  # fmt: skip
+_NUMBERS = ("layers", "heads", "dim", "context", "steps", "batch-size", "accumulate", "replicate", "eval-every")
 # Options that take the model or its tokens from a place that is not read here. --compile changes the memory of the program.
 _UNKNOWN = frozenset({"config", "init-from", "data", "tokenizer", "vocabulary", "attend", "compile"})
 _FLAGS = frozenset({"recompute", "cpu-offload", "keep-gathered", "checkpoint-async"})
@@ -101,8 +101,10 @@ def read(launcher: str, script: str, args: Sequence[str], *, ranks: int, every: 
     options = _options(args)
     if PurePath(script).name != name or options is None or _UNKNOWN & options.keys():
         return None
+    default = _defaults(launcher)
     try:
-        number = {key: int(options.get(key, default)) for key, default in _DEFAULTS.items()}
+        # Only the program of FSDP has --replicate.
+        number = {key: int(options.get(key, default.get(f"--{key}", 1))) for key in _NUMBERS}
         every = int(options.get("checkpoint-every", every))
         shape = Shape(
             layers=number["layers"],
@@ -125,12 +127,21 @@ def read(launcher: str, script: str, args: Sequence[str], *, ranks: int, every: 
         steps=number["steps"],
         every=every,
         eval_every=number["eval-every"],
-        precision=options.get("precision", "fp32"),
+        precision=options.get("precision", str(default["--precision"])),
         copies=number["replicate"],
         recompute="recompute" in options,
         offload="cpu-offload" in options,
         on_gpu=gpus and options.get("device", "auto") != "cpu",
     )
+
+
+def read_default_keep() -> int:
+    """The number of checkpoints that the kit's programs keep by default; it is the same in all."""
+    return int(_defaults("ddp")["--checkpoint-keep"])
+
+
+def _defaults(launcher: str) -> Mapping[str, Default]:
+    return launcher_program_options.read_defaults(packaged() / "launchers" / launcher / _PROGRAMS[launcher][0])
 
 
 def _options(args: Sequence[str]) -> dict[str, str] | None:

@@ -26,8 +26,6 @@ _CLOSE_TO_LIMIT = 0.95
 _STEADY = 0.1
 # The speed of a run is not used for a job with this many times its work.
 _MAX_WORK_RATIO = 4.0
-# The number of checkpoints that are kept by default (launchers/lib/options.py).
-_KEEP = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,7 +107,7 @@ def look(prepared: Prepared) -> Outlook:
         file=made.decisions.resolved.job_file,
         fit=_fit(prepared, program, earlier) if program else None,
         checkpoint=size,
-        keep=made.job.checkpoint.keep or _KEEP,
+        keep=made.job.checkpoint.keep or gpt_program_options.read_default_keep(),
         room=free_space.under(folder, env=prepared.env) if size and not prepared.remote else None,
         duration=_duration(program, earlier),
         limit=60 * minutes(limit) or None if limit else None,

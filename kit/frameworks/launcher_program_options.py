@@ -17,6 +17,9 @@ from kit.config.program_arguments import PLACE
 from kit.errors import ConfigError, Fault, nearest
 from kit.spec.run_paths import CONTAINER_RUN
 
+# The value of an option that a program's source gives as its default.
+Default = str | int | float
+
 
 def faults_of(resolved: Resolved) -> Iterator[Fault]:
     """Faults in the choice of a launcher's own program: the program is missing, or lacks an option that the job gives."""
@@ -53,14 +56,44 @@ def faults(program: Path, args: Iterable[str]) -> Iterator[Fault]:
 @cache
 def declared(program: Path) -> tuple[str, ...]:
     """The program's options with their dashes, sorted. Empty if the program does not parse them with lib/options.py."""
+    sources = _sources(program)
+    return tuple(sorted({"--help", *(name for node in sources for name in _names(node))})) if sources else ()
+
+
+@cache
+def read_defaults(program: Path) -> Mapping[str, Default]:
+    """Option with its dashes -> its default, where the source has a literal one: `default=4`.
+
+    For `default=int(_environ("KIT_CHECKPOINT_KEEP", "3"))` it is the number for an unset variable.
+    """
+    found: dict[str, Default] = {}
+    for call in (one for node in _sources(program) for one in _calls(node)):
+        value = next((_default(keyword.value) for keyword in call.keywords if keyword.arg == "default"), None)
+        if value is not None:
+            found |= dict.fromkeys(_options_of(call), value)
+    return found
+
+
+def _sources(program: Path) -> tuple[ast.AST, ...]:
+    """The program, and the functions of lib/options.py that it uses. Empty if it does not parse its options with that library."""
     tree = _parse_source(program)
     library = program.parent.parent / "lib" / "options.py"
     called = {_library_function(call) for call in _calls(tree)}
     if "parse" not in called or not library.is_file():
         return ()
     functions = {node.name: node for node in _parse_source(library).body if isinstance(node, ast.FunctionDef)}
-    shared = [functions[name] for name in _reachable(called, functions)]
-    return tuple(sorted({"--help", *(name for node in (tree, *shared) for name in _names(node))}))
+    return (tree, *(functions[name] for name in _reachable(called, functions)))
+
+
+def _default(value: ast.expr) -> Default | None:
+    match value:
+        case ast.Constant(value=str() | int() | float() as literal):
+            return literal
+        case ast.Call(
+            func=ast.Name(id="int"), args=[ast.Call(func=ast.Name(id="_environ"), args=[_, ast.Constant(str(text))])]
+        ):
+            return int(text)
+    return None
 
 
 def _reachable(called: Iterable[str], functions: Mapping[str, ast.FunctionDef]) -> set[str]:
@@ -101,10 +134,15 @@ def _library_function(call: ast.Call) -> str:
 def _names(tree: ast.AST) -> Iterator[str]:
     """The options that the calls of add_argument declare. BooleanOptionalAction adds a second one with `no-`."""
     for call in _calls(tree):
-        if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
-            continue
-        for word in call.args:
-            if isinstance(word, ast.Constant) and isinstance(word.value, str) and word.value.startswith("--"):
-                yield word.value
-                if any("BooleanOptionalAction" in ast.unparse(keyword.value) for keyword in call.keywords):
-                    yield f"--no-{word.value[2:]}"
+        for word in _options_of(call):
+            yield word
+            if any("BooleanOptionalAction" in ast.unparse(keyword.value) for keyword in call.keywords):
+                yield f"--no-{word[2:]}"
+
+
+def _options_of(call: ast.Call) -> list[str]:
+    """The options with two dashes that a call of add_argument declares; none for any other call."""
+    if not (isinstance(call.func, ast.Attribute) and call.func.attr == "add_argument"):
+        return []
+    words = [word.value for word in call.args if isinstance(word, ast.Constant)]
+    return [word for word in words if isinstance(word, str) and word.startswith("--")]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import runpy
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,17 @@ def test_every_program_of_the_kit_declares_its_options() -> None:
 def test_options_of_a_function_that_the_librarys_own_functions_call(program: str) -> None:
     """add_gpt takes --lr and --warmup from add_pace."""
     assert {"--layers", "--lr", "--warmup"} <= set(launcher_program_options.declared(REPO / "launchers" / program))
+
+
+def test_defaults_are_those_of_the_parser() -> None:
+    """Three are not compared: they are numbers as text, or are set again after their declaration."""
+    options = runpy.run_path(str(REPO / "launchers/lib/options.py"))
+    parser = options["parser"](None)
+    options["add_gpt"](parser)
+    parsed = {action.option_strings[-1]: action.default for action in parser._actions if action.option_strings}
+    declared = launcher_program_options.read_defaults(REPO / "launchers/ddp/train_gpt.py")
+    shared = declared.keys() & parsed.keys() - {"--seed", "--log-every", "--profile-ranks"}
+    assert {"--layers", "--steps", "--checkpoint-keep", "--attend"} <= shared
+    assert {name: declared[name] for name in shared} == {name: parsed[name] for name in shared}
+    # An argument of the function that declares it is no literal.
+    assert "--lr" not in declared
