@@ -51,11 +51,13 @@ def show_advice(jobs: Iterable[Prepared]) -> None:
 
     Slurm is asked at most once for each job.
     """
-    from kit.runs import missing_mounts, shared_trust
+    from kit.runs import missing_mounts, shared_trust, watch_sight
     from kit.slurm import parallel_group_fit
 
     jobs = [*jobs]
     show_left_behind(jobs)
+    for line in dict.fromkeys(filter(None, (watch_sight.sight(job.resolved.job) for job in jobs))):
+        print(f"kit: {line}", file=sys.stderr)
     for job in jobs:
         _warn(parallel_group_fit.warnings(job.plan, env=job.env))
         if job.remote is None:

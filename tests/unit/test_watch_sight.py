@@ -1,0 +1,25 @@
+"""A submit says what the stall watch will see."""
+
+from __future__ import annotations
+
+import pytest
+
+from kit.runs.watch_sight import sight
+from kit.spec.job import Job
+
+JOB = {"name": "x", "launcher": "srun", "image": "train-cpu", "script": "p.py"}
+
+
+@pytest.mark.parametrize("tables", [{}, {"watch": {"stall": False}}, {"monitor": {"enabled": False}}])
+def test_a_job_that_asks_for_no_watch(tables: dict[str, object]) -> None:
+    assert sight(Job.model_validate({**JOB, **tables})) is None
+
+
+def test_a_watch_with_its_means() -> None:
+    said = sight(Job.model_validate({**JOB, "watch": {"stall": 30}}))
+    assert said == "watch: steps: as the program reports them; processes: sampled on each node; stacks: yes"
+
+
+def test_a_watch_without_the_monitor_sees_nothing() -> None:
+    said = sight(Job.model_validate({**JOB, "watch": {"stall": 30}, "monitor": {"enabled": False}}))
+    assert said == "watch: it sees nothing, because monitor.enabled is false"
