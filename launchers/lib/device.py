@@ -1,4 +1,4 @@
-"""Where a program computes. In a job with GPUs, `--device auto` does not fall back to the CPU: the run would be far slower."""
+"""Device of a program. In a job with GPUs, `--device auto` does not fall back to the CPU: the run would be far slower."""
 
 import ctypes
 import os
