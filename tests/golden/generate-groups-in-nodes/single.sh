@@ -475,11 +475,11 @@ train() {
 }
 
 main() {
-    # Other users must not change the kit's files. The ranks get the user's own umask back. srun would take the submitter's.
+    # Other users must not change the kit's files, nor the log that Slurm has made. The ranks get the user's own umask, not srun's.
     KIT_UMASK="$(umask)"
     export KIT_UMASK
-    umask g-w,o-w
-    unset SLURM_UMASK
+    unset SLURM_UMASK && umask g-w,o-w
+    [[ ! -f /dev/stdout ]] || chmod go-w /dev/stdout || true
     environment::require_allocation
     output_links::link
     trap finish EXIT
