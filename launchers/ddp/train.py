@@ -51,10 +51,7 @@ parser.add_argument("--epochs", type=int, default=15)
 parser.add_argument("--batch-size", type=int, default=64, help="images for each optimizer step, over all ranks")
 parser.add_argument("--accumulate", type=int, default=1, help="micro-steps for each optimizer step")
 parser.add_argument("--optimizer", choices=("adamw", "sgd"), default="adamw", help="sgd: with momentum 0.9")
-parser.add_argument("--lr", type=float, default=3e-3)
-parser.add_argument("--warmup", type=int, default=20, help="optimizer steps of linear warm-up; cosine decay follows")
-parser.add_argument("--weight-decay", type=float, default=0.01)
-parser.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
+options.add_pace(parser, lr=3e-3, warmup=20, weight_decay=0.01)
 parser.add_argument("--precision", choices=("fp32", "bf16", "fp16"), default="fp32", help="fp16 scales the loss")
 options.add_compile(parser)
 parser.add_argument("--workers", type=int, default=0, help="loader processes for each rank")
@@ -110,7 +107,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, weight_decay=args.weight_decay)
     last_step = args.epochs * steps_per_epoch
     # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
-    factor = options.cosine(args.warmup, last_step)
+    factor = options.schedule(args, last_step)
     # float16 has 5 exponent bits: small gradients would become 0. The scaler multiplies the loss, and skips a step with an
     # infinite gradient. bf16 has float32's range and needs no scaling.
     scaler = torch.amp.GradScaler(world.device.type, enabled=args.precision == "fp16")
@@ -193,7 +190,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
             for images, targets in test_loader:
                 # `net` and not `ddp`: ranks may have different numbers of batches, so a forward pass must not
                 # contain a collective.
-                scores = net(images.to(world.device)).float()  # (256 or fewer, classes)
+                with torch.autocast(world.device.type, dtype=half, enabled=half is not None):  # as in training
+                    scores = net(images.to(world.device)).float()  # (256 or fewer, classes)
                 loss += nn.functional.cross_entropy(scores, targets.to(world.device), reduction="sum").item()
                 correct += (scores.argmax(1) == targets.to(world.device)).sum().item()
         net.train()

@@ -71,7 +71,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     ddp = DistributedDataParallel(net, device_ids=device_ids)
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
-    factor = options.cosine(args.warmup, args.steps)
+    factor = options.schedule(args, args.steps)
     # float16 has 5 exponent bits: small gradients would become 0. The scaler multiplies the loss, and skips a step with an
     # infinite gradient. bf16 has float32's range and needs no scaling.
     scaler = torch.amp.GradScaler(world.device.type, enabled=args.precision == "fp16")
@@ -146,7 +146,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
 
     def test() -> float:
         # `net` and not `ddp`: the test needs no gradients, so DDP has nothing to do.
-        return loop.test_loss(net, test_set, args.test_windows, micro_batch, world)
+        return loop.test_loss(net, test_set, args.test_windows, micro_batch, world, half)
 
     steps = loop.Steps(
         args,

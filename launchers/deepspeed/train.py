@@ -78,7 +78,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         # 0.95, as GPT-3 and Llama do; torch's default is 0.999.
         own = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
     # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
-    factor = options.cosine(args.warmup, args.steps)
+    factor = options.schedule(args, args.steps)
     # The engine wraps the model: forward, backward, gradient accumulation and the optimizer step are its own.
     engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), optimizer=own, config=config)
     # Sequences of a step over all ranks, and of one micro-step on one rank.
@@ -150,7 +150,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     while steps.go_on():
         # The loss stays on the GPU: reading it at every step would wait for the GPU.
         losses = torch.zeros((), device=world.device)
-        # Without a scheduler in the configuration, this program sets the learning rate, with warm-up and cosine decay.
+        # Without a scheduler in the configuration, this program sets the learning rate: --lr times the factor.
         if own is not None and "scheduler" not in config:
             pace = {"lr": args.lr * factor(position["step"]), "weight_decay": args.weight_decay}
             loop.set_pace(engine.optimizer, **pace)

@@ -176,7 +176,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     pace = {"lr": args.lr, "weight_decay": args.weight_decay, "beta2": args.beta2}
     inner = muon.optimizers(net, args.inner, **pace, group=sharing)
     # factor(step) is between 0 and 1; the learning rate is --lr times this factor. It counts inner steps.
-    factor = options.cosine(args.warmup, args.steps)
+    factor = options.schedule(args, args.steps)
 
     # ---- the other groups ----
 
@@ -322,7 +322,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         return losses, norm.full_tensor() if args.inside == "fsdp" else norm, lr
 
     def test() -> float:
-        return loop.test_loss(net, test_set, args.test_windows, micro_batch, world)
+        return loop.test_loss(net, test_set, args.test_windows, micro_batch, world, half)
 
     def met(others: Callable[[], Record | None]) -> Record | None:
         """The record of an average, if one was due. The wait for other groups is reported as `communicate`."""

@@ -103,7 +103,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # Made after the sharding: so its two moments for each parameter are shards, too.
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
-    factor = options.cosine(args.warmup, args.steps)
+    factor = options.schedule(args, args.steps)
     log.say(
         f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {size[0]} copies in {size[1]} shards, "
         f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} tokens, seed {args.seed}"

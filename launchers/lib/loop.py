@@ -188,15 +188,24 @@ def close(requests: stop.StopRequest, profile: metrics.Profile, save: Save) -> N
 
 
 @torch.no_grad()
-def test_loss(net: torch.nn.Module, test_set: data.Images, windows: int, micro_batch: int, world: ranks.Ranks) -> float:
+def test_loss(  # noqa: PLR0917 - the parts of every program, in the order in which they are made
+    net: torch.nn.Module,
+    test_set: data.Images,
+    windows: int,
+    micro_batch: int,
+    world: ranks.Ranks,
+    half: torch.dtype | None = None,
+) -> float:
     """Mean loss of the first `windows` test windows, the same on every layout. `net`: tokens -> logits. Called by all ranks.
 
-    All ranks make the same number of forward passes, because a sharded model gathers its weights from all of them.
+    All ranks make the same number of forward passes, because a sharded model gathers its weights from all of them. half: the type of
+    the training's autocast, in which the test computes, too; None: no autocast.
     """
     net.eval()
     summed = counted = 0.0
     for tokens, targets, weights in data.fixed(test_set, windows, micro_batch, world):
-        logits = net(tokens.to(world.device))
+        with torch.autocast(world.device.type, dtype=half, enabled=half is not None):
+            logits = net(tokens.to(world.device))
         # Logits (B, T, V) and targets (B, T), flattened; then the mean over each window's T tokens, (B,).
         losses = functional.cross_entropy(
             logits.float().flatten(0, 1), targets.to(world.device).flatten(), reduction="none"

@@ -33,7 +33,12 @@ def parser(docstring: str | None) -> argparse.ArgumentParser:
         "--config", type=Path, metavar="FILE", help="TOML with options by their names; those given here win"
     )
     run.add_argument("--seed", type=int, default=int(_environ("KIT_SEED", "1")), help="KIT_SEED, else 1")
-    run.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto", help="auto: cuda when there is a GPU")
+    run.add_argument(
+        "--device",
+        choices=("auto", "cpu", "cuda"),
+        default="auto",
+        help="auto: cuda when there is a GPU, or KIT_DEVICE",
+    )
     run.add_argument(
         "--run-dir", type=Path, default=Path(_environ("KIT_RUN_DIR", "run")), help="KIT_RUN_DIR, else ./run"
     )
@@ -123,7 +128,7 @@ def add_gpt(made: argparse.ArgumentParser) -> None:
     how.add_argument("--steps", type=int, default=200, help="optimizer steps")
     how.add_argument("--batch-size", type=int, default=32, help="sequences for each optimizer step, over all ranks")
     how.add_argument("--accumulate", type=int, default=1, help="micro-steps for each optimizer step")
-    add_pace(how, lr=3e-3, warmup=20)
+    add_pace(how, lr=3e-3, tuned=2e-5, warmup=20)
     how.add_argument("--test-windows", type=int, default=256, help="held-out sequences for validation and final loss")
     how.add_argument(
         "--eval-every", type=int, default=0, metavar="STEPS", help="validate, and keep the best checkpoint; 0: never"
@@ -131,13 +136,40 @@ def add_gpt(made: argparse.ArgumentParser) -> None:
     made.set_defaults(log_every=10)
 
 
-def add_pace(made: argparse._ActionsContainer, *, lr: float, warmup: int) -> None:
-    """Add the options of learning rate, weight decay and clipping. lr, warmup: their defaults."""
-    made.add_argument("--lr", type=float, default=lr)
+class Rate(float):
+    """A default of --lr: for new weights, and `tuned` for those of a model of Hugging Face, which a higher rate would ruin."""
+
+    tuned: float
+
+    def __new__(cls, new: float, tuned: float) -> "Rate":
+        """Make one of two rates."""
+        made = super().__new__(cls, new)
+        made.tuned = tuned
+        return made
+
+
+def add_rate(made: argparse._ActionsContainer, lr: float, tuned: float | None, what: str) -> None:
+    """Add --lr. tuned: see Rate; None: the program starts from new weights only. what: the meaning of the rate."""
+    default = lr if tuned is None else Rate(lr, tuned)
+    otherwise = "" if tuned is None else f"; {lr}, or {tuned} for a model of Hugging Face"
+    made.add_argument("--lr", type=float, default=default, help=what + otherwise)
+
+
+def add_pace(
+    made: argparse._ActionsContainer, *, lr: float, warmup: int, tuned: float | None = None, weight_decay: float = 0.1
+) -> None:
+    """Add the options of learning rate, weight decay and clipping. The arguments are their defaults; tuned: see Rate."""
+    add_rate(made, lr, tuned, "the highest")
+    made.add_argument("--warmup", type=int, default=warmup, help="optimizer steps of linear warm-up to --lr")
     made.add_argument(
-        "--warmup", type=int, default=warmup, help="optimizer steps of linear warm-up; cosine decay follows"
+        "--schedule",
+        choices=("cosine", "wsd"),
+        default="cosine",
+        help="after warm-up: fall along a cosine; or hold --lr, and fall linearly over the share --decay of all steps",
     )
-    made.add_argument("--weight-decay", type=float, default=0.1)
+    made.add_argument("--decay", type=float, default=0.2, metavar="SHARE", help="of the steps, for wsd; 0: hold --lr")
+    made.add_argument("--min-lr", type=float, default=0.0, help="where the rate ends")
+    made.add_argument("--weight-decay", type=float, default=weight_decay)
     made.add_argument("--clip", type=float, default=1.0, help="largest gradient norm; 0: no clipping")
 
 
@@ -207,9 +239,52 @@ def shape(args: argparse.Namespace, vocabulary: int = 256) -> "Shape":
     return Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.seq_len, vocabulary=vocabulary)
 
 
-def cosine(warmup: int, steps: int) -> Callable[[int], float]:
-    """The factor of the learning rate as a function of the step: linear warm-up, then a cosine down to 0 at `steps`."""
-    return lambda step: min(1.0, (step + 1) / max(warmup, 1)) * (1 + math.cos(math.pi * min(step / steps, 1.0))) / 2
+def cosine(warmup: int, steps: int, floor: float = 0.0) -> Callable[[int], float]:
+    """The factor of the learning rate by step: linear to 1 over `warmup` steps, then a cosine from 1 to `floor` at `steps`."""
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        done = min((step - warmup) / max(steps - warmup, 1), 1.0)
+        return floor + (1 - floor) * (1 + math.cos(math.pi * done)) / 2
+
+    return factor
+
+
+def wsd(warmup: int, steps: int, decay: int, floor: float = 0.0) -> Callable[[int], float]:
+    """Warm-up, stable, decay: linear to 1 over `warmup` steps, then 1, then linear to `floor` over the last `decay` steps."""
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        done = min(max(step - (steps - decay), 0) / max(decay, 1), 1.0)
+        return 1 - (1 - floor) * done
+
+    return factor
+
+
+def schedule(args: argparse.Namespace, steps: int) -> Callable[[int], float]:
+    """The factor of --lr by step that the options of add_pace ask for, over `steps` optimizer steps."""
+    floor = args.min_lr / args.lr if args.lr else 0.0
+    if args.schedule == "wsd":
+        return wsd(args.warmup, steps, round(args.decay * steps), floor)
+    return cosine(args.warmup, steps, floor)
+
+
+def pretrained(args: argparse.Namespace) -> bool:
+    """Whether the options name a model of Hugging Face to start from."""
+    folders = [vars(args).get(name) for name in ("init_from", "model")]
+    return any(folder is not None and (folder / "config.json").is_file() for folder in folders)
+
+
+def _check_pace(made: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Choose the default rate, and end the program where rates contradict each other."""
+    if isinstance(args.lr, Rate):
+        args.lr = args.lr.tuned if pretrained(args) else float(args.lr)
+    if "min_lr" in args and not 0 <= args.min_lr <= args.lr:
+        made.error(f"--min-lr {args.min_lr} is not between 0 and --lr {args.lr}")
+    if "decay" in args and not 0 <= args.decay <= 1:
+        made.error(f"--decay {args.decay} is not a share of the steps: 0 to 1")
 
 
 def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
@@ -223,6 +298,8 @@ def parse(made: argparse.ArgumentParser) -> argparse.Namespace:
         args = made.parse_args()
     if "clip" in args and args.clip == 0:
         args.clip = math.inf  # clip_grad_norm_ of torch and of megatron then returns the norm and changes nothing
+    if "lr" in args:
+        _check_pace(made, args)
     if args.checkpoint_dir is None:
         args.checkpoint_dir = Path(_environ("KIT_CHECKPOINT_DIR", str(args.run_dir / "checkpoints")))
     return args

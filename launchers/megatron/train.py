@@ -328,7 +328,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         [net],
     )
     # lr_factor(step) is between 0 and 1; the learning rate is --lr times this factor.
-    lr_factor = options.cosine(args.warmup, args.steps)
+    lr_factor = options.schedule(args, args.steps)
 
     # ---- resume ----
 

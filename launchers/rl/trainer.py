@@ -39,7 +39,7 @@ parser.add_argument("--updates", type=int, default=4, help="optimizer steps on e
 parser.add_argument(
     "--micro-batch", type=int, default=0, metavar="ROLLOUTS", help="of one forward pass on a rank; 0: all of an update"
 )
-parser.add_argument("--lr", type=float, default=3e-3, help="at first; it falls to 0 at the last step")
+options.add_rate(parser, 3e-3, 1e-6, "at first; it falls to 0 at the last step")
 parser.add_argument("--entropy", type=float, default=0.02, help="weight of the entropy, which keeps the policy trying")
 parser.add_argument(
     "--clip-ratio", type=float, default=0.2, help="how far a token's probability may move from the sampler's"

@@ -49,7 +49,7 @@ parser.add_argument(
 parser.add_argument("--max-steps", type=int, default=200, help="optimizer steps")
 parser.add_argument("--batch-size", type=int, default=64, help="examples for each optimizer step, over all ranks")
 parser.add_argument("--accumulate", type=int, default=1, help="micro-steps for each optimizer step")
-options.add_pace(parser, lr=6e-3, warmup=10)
+options.add_pace(parser, lr=6e-3, warmup=10, tuned=2e-5)
 parser.add_argument("--dp-replicate", type=int, default=0, help="copies of the model; 0: as many as ranks")
 parser.add_argument(
     "--test-rollouts", type=int, default=16, help="sampled answers to each held-out problem, for the test"
@@ -102,7 +102,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     forward = spread.over(world, net.to(world.device), args)
     optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay)
     # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
-    factor = options.cosine(args.warmup, args.max_steps)
+    factor = options.schedule(args, args.max_steps)
     log.say(
         f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {parameters:,} parameters, "
         f"{taught.counts['train'] if taught else len(sums.training)} examples, seed {args.seed}"
