@@ -198,8 +198,8 @@ def test_loss(  # noqa: PLR0917 - the parts of every program, in the order in wh
 ) -> float:
     """Mean loss of the first `windows` test windows, the same on every layout. `net`: tokens -> logits. Called by all ranks.
 
-    All ranks make the same number of forward passes, because a sharded model gathers its weights from all of them. half: the type of
-    the training's autocast, in which the test computes, too; None: no autocast.
+    All ranks make the same number of forward passes, because a sharded model gathers its weights from all of them.
+    half: the type of the training's autocast, in which the test computes, too; None: no autocast.
     """
     net.eval()
     summed = counted = 0.0

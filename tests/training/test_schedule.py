@@ -78,7 +78,9 @@ def test_a_short_run_has_a_rate(warmup: int, steps: int) -> None:
 def test_options_choose_the_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
     from lib import options
 
-    args = parsed(monkeypatch, "--lr", "0.1", "--min-lr", "0.01", "--warmup", "10", "--schedule", "wsd", "--decay", "0.5")
+    args = parsed(
+        monkeypatch, "--lr", "0.1", "--min-lr", "0.01", "--warmup", "10", "--schedule", "wsd", "--decay", "0.5"
+    )
     factor = options.schedule(args, 100)
     assert [args.lr * factor(step) for step in (9, 10, 50, 75, 100)] == pytest.approx([0.1, 0.1, 0.1, 0.055, 0.01])
     args = parsed(monkeypatch, "--lr", "0.1", "--min-lr", "0.01", "--warmup", "10")
