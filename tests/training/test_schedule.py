@@ -126,21 +126,18 @@ def test_validation_computes_in_the_trainings_precision(monkeypatch: pytest.Monk
     import torch
     from lib import loop, ranks
 
-    seen = []
+    seen: list[Any] = []
 
-    class Net(torch.nn.Module):
-        def forward(self, tokens: Any) -> Any:
-            scores = tokens[..., None].float() @ torch.ones(1, 7)
-            seen.append(scores.dtype)
-            return scores
-
+    net = torch.nn.Sequential(torch.nn.Embedding(1, 3), torch.nn.Linear(3, 7, bias=False))
+    torch.nn.init.zeros_(net[1].weight)
+    net.register_forward_hook(lambda *called: seen.append(called[2].dtype))
     monkeypatch.setattr(ranks, "total", lambda *values, world: list(values))
     world: Any = argparse.Namespace(
         ddp_rank=0, ddp_world_size=1, device=torch.device("cpu"), control=None, is_main_process=True
     )
     numbers = torch.zeros(3, 4, dtype=torch.long)
     loss = loop.test_loss(
-        Net(), torch.utils.data.TensorDataset(numbers, numbers), 3, 2, world, getattr(torch, half) if half else None
+        net, torch.utils.data.TensorDataset(numbers, numbers), 3, 2, world, getattr(torch, half) if half else None
     )
     assert set(seen) == {torch.bfloat16 if half else torch.float32}
     assert loss == pytest.approx(torch.log(torch.tensor(7.0)).item(), rel=1e-2)

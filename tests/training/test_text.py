@@ -400,8 +400,9 @@ def test_within_a_document_nothing_before_it_is_seen(tmp_path: Path) -> None:
 
 # ---- every program on one prepared set ----
 
-SIZE = ("--layers", 2, "--dim", 64, "--context", 64, "--steps", 8, "--batch-size", 8, "--log-every", 1, "--warmup", 2)
-SIZE += ("--lr", 3e-3)  # at which eight steps show; the default for weights of Hugging Face is far lower
+# A rate at which eight steps show: the default for weights of Hugging Face is far lower.
+RATE = ("--warmup", 2, "--lr", 3e-3)
+SIZE = ("--layers", 2, "--dim", 64, "--context", 64, "--steps", 8, "--batch-size", 8, "--log-every", 1, *RATE)
 SMALL = (*SIZE, "--test-windows", 16)
 
 
