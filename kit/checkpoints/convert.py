@@ -17,6 +17,9 @@ Format = Literal["pytorch", "huggingface"]
 
 NEEDS: dict[Format, tuple[str, ...]] = {"pytorch": ("torch", "numpy"), "huggingface": ("torch", "numpy", "safetensors")}
 
+# Files of a checkpoint, or of a folder of them: launchers/convert/source.py follows the links.
+_MARKS = ("latest", "latest_checkpointed_iteration.txt", "complete.json", ".metadata")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Conversion:
@@ -64,7 +67,9 @@ def _checkpoint(source: Path) -> Path:
     paths = RunPaths(source)
     if not source.is_dir():
         raise RunError(f"{source}: no such folder", hint="the folder of a checkpoint, of all of them, or of a run")
-    return paths.checkpoints if paths.manifest.is_file() and paths.checkpoints.is_dir() else source
+    # Also of a program that was started without the kit: its folder has no manifest.
+    is_of_checkpoints = any((source / name).exists() for name in _MARKS)
+    return paths.checkpoints if paths.checkpoints.is_dir() and not is_of_checkpoints else source
 
 
 def _check(order: Conversion, source: Path, target: Path) -> None:

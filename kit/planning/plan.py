@@ -18,7 +18,16 @@ from kit import frameworks
 from kit.allocation import Allocation, allocate
 from kit.config import Resolved
 from kit.errors import Fault
-from kit.planning import cpu_builds, memory_checkpoints, nested_launchers, parts, rank_files, site_shell, warm_ranks
+from kit.planning import (
+    cpu_builds,
+    memory_checkpoints,
+    nested_launchers,
+    open_files,
+    parts,
+    rank_files,
+    site_shell,
+    warm_ranks,
+)
 from kit.planning.batch_file import batch_script
 from kit.planning.complete_job import completed
 from kit.planning.decisions import Decisions
@@ -74,6 +83,7 @@ class Plan:
         found = [
             *unexpanded(resolved.job, resolved.job.roles),
             *site_shell.warnings(self.decisions),
+            *open_files.warnings(self.decisions),
             *self.decisions.extra.warnings,
         ]
         return tuple(replace(one, file=resolved.job_file) for one in found)

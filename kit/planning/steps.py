@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from kit.planning import open_files
 from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
 from kit.runtimes import Container
@@ -126,7 +127,7 @@ def _checks(made: Decisions) -> list[str]:
         f"cache={made.paths.cache}",
         f"free_kb={int(checks.free_disk_gb * 1e6)}",
         f"shm_kb={int(checks.shm_gb * 1e6)}",
-        f"nofile={checks.nofile}",
+        f"nofile={max(checks.nofile, open_files.needed(made))}",
         f"memlock={checks.memlock}",
         f"skew={int(checks.clock_skew_s)}",
         f"gpus={made.allocation.gpus_per_node}",

@@ -96,7 +96,12 @@ class Preflight(Model):
     shm_gb: float = Field(
         default=0.0, ge=0, description="Size of /dev/shm, in GB. DataLoader workers share tensors there."
     )
-    nofile: int = Field(default=1024, ge=0, description="Limit of open files (ulimit -n).")
+    nofile: int = Field(
+        default=1024,
+        ge=0,
+        description="Open files and sockets that a process must be able to have (ulimit -Hn). Many ranks of the kit's programs "
+        "need more; then their number is checked.",
+    )
     memlock: Literal["any", "unlimited"] = Field(
         default="any", description="unlimited: ulimit -l must be unlimited, so that RDMA can pin memory. any: no check."
     )

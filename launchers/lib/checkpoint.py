@@ -58,8 +58,9 @@ class Checkpoints:
         """told: facts about the run for complete.json (from resume.told). saved: gets each save's step and `took`."""
         self._folder, self._world, self._keep, self._background = folder, world, max(keep, 1), background
         self._told = told
-        # A separate group: the background thread's collectives must not mix with those of the training loop.
-        self.group = dist.new_group(backend="gloo")
+        # The background thread's collectives must not mix with those of the training loop. Without it there is no group of its
+        # own: each gloo group connects every rank to every other one.
+        self.group = dist.new_group(backend="gloo") if background else world.control
         self._thread: threading.Thread | None = None
         self._removal: threading.Thread | None = None  # of checkpoints that are no longer kept
         self._error: BaseException | None = None

@@ -138,8 +138,8 @@ check_limits() {
     local value
     value="$(df --output=size --block-size=1K /dev/shm 2>/dev/null | tail -n 1 | tr -d ' ')"
     ((${value:-0} >= shm_kb)) || fault "/dev/shm has ${value:-0} KB, ${shm_kb} are wanted (preflight.shm_gb)"
-    value="$(ulimit -n)"
-    [[ "${value}" == unlimited ]] || ((value >= nofile)) || fault "ulimit -n is ${value}, ${nofile} are wanted (preflight.nofile)"
+    value="$(ulimit -H -n)"
+    [[ "${value}" == unlimited ]] || ((value >= nofile)) || fault "ulimit -n is at most ${value}, ${nofile} are wanted (preflight.nofile, or the connections of a rank)"
     if [[ "${memlock}" == unlimited && "$(ulimit -l)" != unlimited ]]; then
         fault "ulimit -l is $(ulimit -l); RDMA cannot pin memory (set LimitMEMLOCK=infinity for slurmd)"
     fi

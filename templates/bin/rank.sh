@@ -4,8 +4,7 @@
 # shellcheck source-path=SCRIPTDIR/..
 set -euo pipefail
 
-# Always started by its absolute path. This line runs on every rank, so it starts no process.
-readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
+readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}" # started by its absolute path
 source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"

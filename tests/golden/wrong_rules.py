@@ -349,6 +349,7 @@ def _planning() -> list[Rule]:
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "#SBATCH --nodes={{ nodez }}\n"}),
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "{% if %}\n"}),
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "{{ 1 / 0 }}\n"}),
+        _job("ddp", 'args = ["--batch-size", "4096"]', nodes=1024, gpus=4),
         _job("deepspeed", "[checkpoint]\nmemory_every = 10\n[retry]\nin_allocation = 1", nodes=0),
         _job("srun", 'command = ["python3", "-m", "torch.distributed.run", "--nproc_per_node", "2", "p.py"]'),
         _job("torchrun", 'command = ["bash", "-c", "cd src && torchrun p.py"]'),

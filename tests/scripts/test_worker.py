@@ -231,3 +231,18 @@ def test_a_warm_rank_has_the_environment_of_a_plain_one(tmp_path: Path) -> None:
     kept = {name: value for name, value in seen.items() if name not in differ}
     assert (argv, kept, cwd) == (plain[0], {n: v for n, v in plain[1].items() if n not in differ}, plain[2])
     assert seen["PROJECT"] == "a b"
+
+
+def test_a_rank_may_open_as_many_files_as_the_node_allows(tmp_path: Path) -> None:
+    """Each process group of gloo connects a rank to all others: Linux's soft limit of 1,024 files ended a world of 335 ranks."""
+    run = run_folder(tmp_path, JOB.replace("look.py", "limit.py"), "shape=srun")
+    (tmp_path / "job" / "limit.py").write_text(
+        f"import resource\nopen({str(tmp_path / 'seen')!r}, 'w').write(repr(resource.getrlimit(resource.RLIMIT_NOFILE)))\n"
+    )
+    words = ["bash", "-c", 'ulimit -Sn 300; ulimit -Hn 900; exec "$0"', str(run / "worker.sh")]
+    done = shell.run(words, env={"PATH": os.environ["PATH"], **TASK}, check=False)
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "seen").read_text() == "(900, 900)"
+    (run / "setup.sh").write_text("ulimit -Sn 256\n")
+    assert shell.run(words, env={"PATH": os.environ["PATH"], **TASK}, check=False).returncode == 0
+    assert (tmp_path / "seen").read_text() == "(256, 900)", "set-up lines win"

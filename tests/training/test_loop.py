@@ -523,3 +523,18 @@ def test_a_model_of_the_meta_device_gets_the_weights_of_one_that_was_built() -> 
     assert built.norm.weight.eq(1).all()
     deep, wide = built.blocks[0].down.weight.std().item(), built.blocks[0].gate_up.weight.std().item()
     assert deep == pytest.approx(wide / 2, rel=0.1), "0.02 / sqrt(2 x layers)"
+
+
+def test_only_saves_in_the_background_have_a_process_group_of_their_own(alone: Any, tmp_path: Path) -> None:
+    """Each gloo group connects a rank to all others: kit/planning/open_files.py counts them."""
+    import torch.distributed as dist
+    from lib import checkpoint
+
+    def groups() -> int:
+        return len(dist.distributed_c10d._world.pg_map)
+
+    assert groups() == 2, "the training's, and that of flags"
+    assert checkpoint.Checkpoints(tmp_path, alone, {}, background=False).group is alone.control
+    assert groups() == 2
+    checkpoint.Checkpoints(tmp_path, alone, {}, background=True)
+    assert groups() == 3

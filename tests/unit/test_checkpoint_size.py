@@ -153,3 +153,19 @@ def test_an_image_is_judged_by_its_lock() -> None:
     lock = make_lock()  # which holds torch alone
     assert convert.lacking(lock, "pytorch") == ["numpy"]
     assert convert.lacking(lock, "huggingface") == ["numpy", "safetensors"]
+
+
+def test_a_run_folder_stands_for_its_checkpoints(tmp_path: Path) -> None:
+    """With a manifest or without one: a program that was started by hand writes none."""
+    run = tmp_path / "run"
+    saved = run / "checkpoints" / "step-00000002"
+    saved.mkdir(parents=True)
+    (saved / "complete.json").write_text("{}")
+    (run / "checkpoints" / "latest").write_text("step-00000002\n")
+    for given, taken in ((run, run / "checkpoints"), (run / "checkpoints", run / "checkpoints"), (saved, saved)):
+        assert convert._checkpoint(given) == taken
+    (run / "manifest.json").write_text("{}")
+    assert convert._checkpoint(run) == run / "checkpoints"
+    # A checkpoint that happens to have a folder of this name is a checkpoint.
+    (saved / "checkpoints").mkdir()
+    assert convert._checkpoint(saved) == saved
