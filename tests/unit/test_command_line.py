@@ -18,12 +18,13 @@ from kit.cli import GROUPS, completion_candidates
 from kit.cli.init import init
 from kit.cli.wait_and_follow import goes_on
 from kit.errors import ConfigError, KitError, RunError
+from kit.images import image_lock
 from kit.runs import manifest
 from kit.slurm.client import JobId, QueuedJob
 from kit.spec.run_paths import RunPaths
 from kit.sweeps import cancel_by_name
 from kit.workflow import dependencies
-from tests.support import make_site, plan_of, write_job
+from tests.support import make_lock, make_site, plan_of, write_job
 
 # As the installed program starts; completion takes its variable's name from it.
 KIT = "import sys; sys.argv[0] = 'kit'; from kit.__main__ import main; main()"
@@ -263,11 +264,17 @@ def test_after_a_job_that_slurm_does_not_know(project: Path, tmp_path: Path) -> 
 def test_a_first_job_is_one_that_plans(tmp_path: Path) -> None:
     (tmp_path / ".git").mkdir()
     (tmp_path / "train.py").write_text("print(1)\n")
-    done = kit("init", "--script", "train.py", "--cluster", "pod", "--image", "frameworks-cpu", cwd=tmp_path)
+    for_cpus = kit("init", "--script", "train.py", "--cluster", "pod", "--image", "frameworks-cpu", cwd=tmp_path)
+    assert (for_cpus.returncode, "a build for CPUs, and the job asks for 8 GPUs" in for_cpus.stderr) == (3, True)
+    mine = tmp_path / "containers" / "mine"
+    image_lock.write(mine / image_lock.FILE, make_lock("mine"))
+    (mine / "image.toml").write_text('[base]\nreference = "x/y"\n')
+    words = ("init", "--script", "train.py", "--cluster", "pod", "--image", "mine", "--force")
+    done = kit(*words, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "kit submit -c pod --follow" in done.stderr
     job = config.load_job(tmp_path / "job.toml", cluster="pod").job
-    assert (job.script, job.image_name, job.resources.gpus_per_node) == ("train.py", "frameworks-cpu", 8)
+    assert (job.script, job.image_name, job.resources.gpus_per_node) == ("train.py", "mine", 8)
     before = (tmp_path / "job.toml").read_text()
     wrong: tuple[dict[str, Any], ...] = (
         {"image": "nope"}, {"script": Path("nope.py")}, {"cluster": "nope"}, {"launcher": "nope"}, {"force": False},
