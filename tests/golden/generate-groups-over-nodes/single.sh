@@ -583,6 +583,7 @@ main() {
         placeholders::all KIT_PROGRAM_ENV
     fi
     cd -- "${KIT_WORKDIR}"
+    ulimit -S -n hard 2>/dev/null || true # a rank connects to every other one; set-up lines may lower it again
     set_up
     [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::serve
     orphans::watch "$(first_rank)"
@@ -744,6 +745,7 @@ main() {
         placeholders::all KIT_PROGRAM_ENV
     fi
     cd -- "${KIT_WORKDIR}"
+    ulimit -S -n hard 2>/dev/null || true # a rank connects to every other one; set-up lines may lower it again
     set_up
     [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::serve
     orphans::watch "$(first_rank)"
@@ -899,6 +901,7 @@ main() {
         placeholders::all KIT_PROGRAM_ENV
     fi
     cd -- "${KIT_WORKDIR}"
+    ulimit -S -n hard 2>/dev/null || true # a rank connects to every other one; set-up lines may lower it again
     set_up
     [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::serve
     orphans::watch "$(first_rank)"
