@@ -118,6 +118,8 @@ def _write_checked(path: Path, asked: FirstJob, cluster: str | None) -> None:
             own_packages.remove(made)
         raise
     print(path)
+    if job["resources"].get("gpus_per_node") == 0 and first_job.has_cpu_torch(asked):
+        print(f"the job asks for no GPUs: {asked.image} has torch for CPUs", file=sys.stderr)
     for one in job.get("mounts", ()):
         print(f"{one['source']}/ is mounted at {one['target']}, read-only", file=sys.stderr)
     if lines := first_job.ignore_outputs(project):

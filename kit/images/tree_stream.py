@@ -49,8 +49,9 @@ def parsed(chunks: Iterable[bytes]) -> Iterator[Entry]:
         )
         while (member := source.next()) is not None:
             source.members = []  # type: ignore[attr-defined]  # it remembers every member; a stream has no use for them
-            name, target = clean(member.name), clean(member.linkname)
-            if member.islnk() and target not in names:
+            name = clean(member.name)
+            # Only the target of a hard link is a name in the image: a symbolic link may name any path.
+            if member.islnk() and (target := clean(member.linkname)) not in names:
                 raise ImageError(f"{name}: a hard link to {target}, which is not in the image")
             if not member.isdir():
                 names.add(name)

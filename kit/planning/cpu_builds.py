@@ -25,7 +25,7 @@ def check(made: Decisions) -> None:
 def _faults(made: Decisions) -> Iterator[Fault]:
     for placed in made.roles:
         lock = made.pins.of(placed).lock
-        build = _cpu_build(lock.packages) if lock and placed.role.gpus != () else None
+        build = cpu_build(lock.packages) if lock and placed.role.gpus != () else None
         if lock is None or build is None or (not _needs_torch(made, placed) and _has_other(lock.packages)):
             continue
         gpus = made.allocation.gpus_per_node
@@ -37,7 +37,7 @@ def _faults(made: Decisions) -> Iterator[Fault]:
         )
 
 
-def _cpu_build(packages: Packages) -> str | None:
+def cpu_build(packages: Packages) -> str | None:
     """The version of torch, if it is a build for CPUs. PyTorch names its builds in the local part of the version (PEP 440)."""
     version = packages.pip.get("torch", "")
     return version if version.partition("+")[2].startswith("cpu") else None

@@ -16,6 +16,8 @@ from kit.allocation import minutes
 from kit.config import toml_file
 from kit.data_folders import Entry
 from kit.errors import UsageError
+from kit.images import image_lock
+from kit.planning.cpu_builds import cpu_build
 from kit.runs.manifest import BY_KIT_RUN
 from kit.slurm import embedded
 from kit.slurm.embedded import gpus
@@ -170,13 +172,24 @@ def ignore_outputs(project: Path) -> list[str]:
     return lines
 
 
+def has_cpu_torch(asked: FirstJob) -> bool:
+    """Whether the job's image has a build of torch for CPUs, by its lock; an image without a lock will be based on train-cpu."""
+    if not asked.containers:
+        return False
+    project = data_folders.project(asked.folder)
+    place = image_lock.find(asked.image, project=project) or image_lock.find(own_packages.BASE, project=project)
+    return place is not None and cpu_build(image_lock.read(place).packages) is not None
+
+
 def _resources(asked: FirstJob, starts: Launcher) -> dict[str, Any]:
     place = config.load_model(asked.cluster.path, Cluster)
     row = place.qos.get(place.default_qos or "")
     nodes, of_a_node = _shape(place, asked.cluster.name)
     if row and row.max_gpus_per_node is not None:
         of_a_node = min(of_a_node, row.max_gpus_per_node)
-    made: dict[str, Any] = {"nodes": nodes, "gpus_per_node": of_a_node}
+    # With torch for CPUs in it, the image has no use for GPUs, and the job would be refused.
+    gpus = 0 if place.computes_on_gpus and has_cpu_torch(asked) else of_a_node
+    made: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus}
     if starts.most_ranks is not None:
         made["nodes"] = 1
     if starts.programs:

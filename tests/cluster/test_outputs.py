@@ -76,10 +76,11 @@ def test_each_task_of_an_array_has_its_own(lab: Lab) -> None:
 def test_a_job_that_is_queued_again_goes_on_in_its_file(lab: Lab) -> None:
     lab.write(
         f"{JOB}[slurm]\nrequeue = true\noutput = '{{run}}/logs/%j.log'\n",
-        "import os, time\nwhile os.environ['KIT_RESTART_COUNT'] == '0':\n    time.sleep(1)\n",
+        "import os, time\nopen('began', 'w').close()\nwhile os.environ['KIT_RESTART_COUNT'] == '0':\n    time.sleep(1)\n",
     )
     run = lab.submit()
-    lab.wait((run / "state" / "attempts").exists, run)
+    # Ranks that did not begin before the job was queued again have not been started before: their count stays 0.
+    lab.wait((run / "workspace" / "began").exists, run)
     lab.slurm("scontrol", "requeue", str(job_id(run)))
     lab.wait(lambda: lab.status(run)["state"] == "COMPLETED", run)
     log = (run / "logs" / f"{job_id(run)}.log").read_text()

@@ -152,8 +152,9 @@ def test_the_gpus_of_this_machine(
     assert (made["nodes"], made["gpus_per_node"]) == shape
 
 
-def _asked(folder: Path, cluster: str) -> first_job.FirstJob:
+def _asked(folder: Path, cluster: str, *, containers: bool = True) -> first_job.FirstJob:
     return first_job.FirstJob(
+        containers=containers,
         folder=folder,
         script=Path("train.py"),
         launcher=data_folders.find("launchers", "ddp", project_dir=folder),
@@ -167,12 +168,22 @@ def test_the_shape_and_the_limit_of_a_cluster(project: Path) -> None:
     (project / "clusters" / "pod2.toml").write_text(
         'default_qos = "short"\n[node]\ncpus = 8\ngpus = 8\n[qos.short]\ntime = "00:10:00"\nmax_gpus_per_node = 4\n'
     )
-    assert first_job.table(_asked(project, "pod2"))["resources"] == {
+    assert first_job.table(_asked(project, "pod2", containers=False))["resources"] == {
         "nodes": 1,
         "gpus_per_node": 4,
         "time": "00:10:00",
     }
-    assert first_job.table(_asked(project, "pod"))["resources"]["gpus_per_node"] == 8
+    assert first_job.table(_asked(project, "pod", containers=False))["resources"]["gpus_per_node"] == 8
+
+
+def test_an_image_with_torch_for_cpus_asks_for_no_gpus(project: Path) -> None:
+    """The job would be refused. The GPUs of the embedded cluster are placeholders, so they are asked for."""
+    assert first_job.table(_asked(project, "pod"))["resources"]["gpus_per_node"] == 0
+    assert first_job.table(_asked(project, "local"))["resources"]["gpus_per_node"] == 2
+    done = kit("init", "--cluster", "pod", cwd=project)
+    assert done.returncode == 0, done.stderr
+    assert "the job asks for no GPUs: train-cpu has torch for CPUs" in done.stderr
+    assert job_of(project)["resources"]["gpus_per_node"] == 0
 
 
 def test_the_next_lines_build_an_image_that_has_a_lock_and_no_file(project: Path) -> None:
