@@ -364,8 +364,10 @@ def test_a_job_that_was_stopped_or_killed_ends_as_if_it_never_had_been(
     assert final["sha256"] == whole or "--overlap" in options or (behind and way == signal.SIGKILL)
 
 
-@pytest.mark.smoke
-@pytest.mark.parametrize("options", [("--bits", 4), ("--top-k", 0.05)], ids=["4-bit", "top-k"])
+@pytest.mark.parametrize(
+    "options",
+    [pytest.param(("--bits", 4), id="4-bit"), pytest.param(("--top-k", 0.05), id="top-k", marks=pytest.mark.smoke)],
+)
 def test_two_ranks_of_a_group_go_on_with_what_each_still_owes(job: Job, options: tuple[object, ...]) -> None:
     """Each rank keeps the residuals of its own part of the model. The checkpoint had rank 0's alone, and all took them."""
     options = (*options, "--inside", "ddp", "--steps", 20, "--sync-every", 5, "--fragments", 1)

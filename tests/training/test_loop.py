@@ -303,6 +303,7 @@ def test_the_process_group_is_told_its_gpu(monkeypatch: pytest.MonkeyPatch) -> N
     from lib import ranks
 
     given: dict[str, Any] = {}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "set_device", lambda index: given.update(set_device=index))
     monkeypatch.setattr(torch, "set_float32_matmul_precision", lambda kind: given.update(matmul=kind))
