@@ -54,8 +54,8 @@ _RICH_BAR = re.compile(
     r"(?P<step>\d{1,15})/(?P<total>\d{1,15}) (?P<took>\d{1,3}:\d\d:\d\d) . \S{1,9} +(?P<rate>[\d.]{1,12})(?P<unit>it/s)(?P<more>.*)"
 )
 _NOT_TRAINING = re.compile(
-    r"load|fetch|\bmap\b|token|valid|\bval|eval|test|sanity|generat|predict|filter|sav|shard|import|extract|prepar|captur|read|"
-    r"writ|compil|cach",
+    r"load|fetch|\bmap\b|token|valid|\bval|eval|test|sanity|generate|generating|generation|predict|filter|save|saving|shard|import|"
+    r"extract|prepar|captur|read|writ|compil|cache|caching",
     re.IGNORECASE,
 )
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

@@ -77,7 +77,7 @@ def test_a_command_imports_no_other_command(words: list[str], tmp_path: Path) ->
 
 def test_completing_a_name_imports_only_the_commands_that_match(project: Path) -> None:
     code = KIT.replace("main()", "import atexit; atexit.register(lambda: print(*sys.modules)); main()")
-    env = {"_KIT_COMPLETE": "complete_bash", "COMP_WORDS": "kit tru", "COMP_CWORD": "1", "PATH": "/usr/bin:/bin"}
+    env = {"_KIT_COMPLETE": "complete_bash", "COMP_WORDS": "kit trus", "COMP_CWORD": "1", "PATH": "/usr/bin:/bin"}
     done = shell.run([sys.executable, "-c", code], cwd=project, env=env, check=False)
     assert done.stdout.splitlines()[0] == "trust"
     assert not {"kit.cli.render", "kit.cli.submit", "kit.cli.runs", "kit.cli.images"} & set(done.stdout.split())
