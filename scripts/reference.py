@@ -377,7 +377,7 @@ def _rules() -> str:
     shelves = {
         "Waiting in the queue": pending_reasons.RULES,
         "Before the ranks": (*batch_log_rules.PREFLIGHT, *batch_log_rules.BATCH),
-        "Ranks that stand still, or are slow": (
+        "Stalled ranks, and slow ones": (
             *progress.STALLS.values(),
             progress.STRAGGLES,
             *(rule for rule, _ in stall_cause_rules.RULES),

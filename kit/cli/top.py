@@ -87,7 +87,7 @@ def _rows(one: Status) -> list[tuple[object, ...]]:
 
     def mark(rank: Rank) -> str:
         if rank in stalled:
-            return _BLAMED if rank in culprits else "stands still"
+            return _BLAMED if rank in culprits else "is stalled"
         return f"{_BLAMED}, {slow[1]:.0%} of a step" if slow and slow[0] == rank else ""
 
     def row(r: Rank) -> tuple[object, ...]:

@@ -1,4 +1,4 @@
-"""Reads the steps that a run's ranks report (kit_rank), and finds the ranks that stand still."""
+"""Reads the steps that a run's ranks report (kit_rank), and finds the stalled ranks."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class Rank:
 
 @dataclass(frozen=True, kw_only=True)
 class Stall:
-    """Ranks that stand still. culprits: those that the others wait for; empty if none can be singled out."""
+    """Stalled ranks. culprits: those that the others wait for; empty if none can be singled out."""
 
     rule: Rule
     culprits: tuple[Rank, ...]
@@ -80,7 +80,7 @@ STALLS = {
             id="stalled-node",
             verdict=NODE,
             pattern="",
-            says="node {node} has reported nothing for {age} s, and its ranks stand still",
+            says="node {node} has reported nothing for {age} s, and its ranks are stalled",
             advice="look at the node; kit cancel, then continue without it",
             next="kit cancel {run}",
         ),
@@ -88,7 +88,7 @@ STALLS = {
             id="stalled-behind",
             verdict=CODE,
             pattern="",
-            says="{culprit} stands still at step {step} ({phase}) for {idle} s; {waiting} ranks are further and wait for it",
+            says="{culprit} is stalled at step {step} ({phase}) for {idle} s; {waiting} ranks are further and wait for it",
             advice="its stacks and its log say where it is",
             next="kit stacks {run} --rank {rank}",
         ),
@@ -104,7 +104,7 @@ STALLS = {
             id="stalled-together",
             verdict=AGAIN,
             pattern="",
-            says="all {count} ranks stand still at step {step} ({phase}) for {idle} s",
+            says="all {count} ranks are stalled at step {step} ({phase}) for {idle} s",
             advice="no rank is behind by what they report; their stacks tell them apart",
             next="kit stacks {run}",
         ),
@@ -227,7 +227,7 @@ def usual(ranks: Sequence[Rank]) -> float | None:
 
 
 def stall(ranks: Sequence[Rank]) -> Stall | None:
-    """The ranks that stand still, and which of them the others wait for. Of several roles, the first with such ranks."""
+    """The stalled ranks, and which of them the others wait for. Of several roles, the first with such ranks."""
     # After one rank of a role has ended, the others may still write for a longer time.
     over = {one.role for one in ranks if one.phase == ENDED}
     ranks = [one for one in ranks if one.phase != ENDED]
@@ -244,7 +244,7 @@ def stall(ranks: Sequence[Rank]) -> Stall | None:
         late = set(past)
         held = any(one.phase in SLOW and one not in late for one in mine)
         still = [one for one in past if not (held and one.phase in _WAITING | SLOW and not _silent(one))]
-        # A killed collector reports nothing about its ranks. They count as stalled only if ranks of other nodes stand still.
+        # A killed collector reports nothing about its ranks. They count as stalled only if ranks of other nodes are stalled.
         if any(not _silent(one) for one in still):
             return _judged(mine, still, limit("compute", between, longest))
     return None

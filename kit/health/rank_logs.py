@@ -11,11 +11,12 @@ from pathlib import Path
 from kit import untrusted_files
 from kit.health.run_record import MOST_RANKS
 from kit.observed import run_log
+from kit.runs import log_places
+from kit.spec.rank_log import rank_log
 from kit.spec.run_paths import RunPaths
 
 # rank.sh writes its first line at each start of a rank.
 _START = re.compile(rb"^\S+ (?P<host>\S+): (?:\S+: )?rank \d+ of \d+: node rank ", re.MULTILINE)
-_NAME = re.compile(r"rank-(\d{1,9})\.log")
 _TAIL_BYTES = 256 << 10
 
 
@@ -42,17 +43,18 @@ def read(run_dir: Path) -> list[LoggedStep]:
 
 def _of_logs(logs: Path) -> Iterator[LoggedStep]:
     now = time.time()
-    for path in sorted(logs.glob("**/rank-*.log"))[:MOST_RANKS]:
-        name = _NAME.fullmatch(path.name)
-        found = run_log.read_file(path, name=path.name, whole=False) if name else None
-        if name is None or found is None:
+    ranks = {(path.parent, named.rank) for path in logs.glob("**/rank-*.log") if (named := rank_log(path.name))}
+    for folder, rank in sorted(ranks)[:MOST_RANKS]:
+        files = (run_log.read_file(path, name=path.name, whole=False) for path in log_places.of_rank(folder, rank))
+        found = next(filter(None, files), None)
+        if found is None:
             continue
         rate = next((values[key] for _, values in reversed(found.points) if values.get(key := "steps_per_second")), 0.0)
-        role = path.parent.relative_to(logs).as_posix()
+        role = folder.relative_to(logs).as_posix()
         yield LoggedStep(
             role="" if role == "." else role,
-            rank=int(name[1]),
-            node=_node(path),
+            rank=rank,
+            node=_node(folder / f"rank-{rank}.log"),
             step=found.last_step,
             took=1 / rate if rate else 0.0,
             idle=max(0.0, now - found.time),

@@ -1,4 +1,4 @@
-"""Rules for ranks that stand still: which rank the others wait for, and why, from the reports and the gathered evidence.
+"""Rules for stalled ranks: which rank the others wait for, and why, from the reports and the gathered evidence.
 
 The reports (progress.py) show which rank is behind. The evidence (stall_evidence.py) shows where each rank is: the culprit is at
 another place than the others. stall_cause_rules.py finds what keeps it there.
@@ -38,7 +38,7 @@ _CITED = 8
 
 
 def live(record: Record) -> Answer | None:
-    """Ranks of a running job that stand still now, or one that the others wait for at every step."""
+    """Ranks of a running job that are stalled now, or one that the others wait for at every step."""
     ranks = _reported(record)
     event, found = _last_stall(record), progress.stall(ranks)
     if (event or found or not ranks) and (down := _down(record, ranks, event)):

@@ -156,7 +156,7 @@ class _Editing:
                 continue
             if self._edit.drops(name) or (name in tree_edits.ENGINE_FOLDERS and not member.isdir()):
                 if member.islnk():
-                    self._moved[name] = clean(member.linkname)
+                    self._note_name(name, clean(member.linkname))
                 elif not member.isdir():
                     self._spool.hold(name, member, data)
                 continue
@@ -178,11 +178,21 @@ class _Editing:
             member.mode = tree_edits.FOLDER_MODE
         yield from encoded(member, data)
 
+    def _note_name(self, name: str, target: str) -> None:
+        """Note that a dropped name is one of a file's. A tar may hold the same name twice, also as a link to itself."""
+        present = self._present_name(target)
+        if present != name:
+            self._moved[name] = present
+
+    def _present_name(self, name: str) -> str:
+        """The name under which a file is held or kept now."""
+        while name in self._moved:
+            name = self._moved[name]
+        return name
+
     def _linked(self, member: tarfile.TarInfo, name: str) -> Entry:
         """A hard link to a name that stays. If the file's first name was dropped, its next name gets the file itself."""
-        target = clean(member.linkname)
-        while target in self._moved:
-            target = self._moved[target]
+        target = self._present_name(clean(member.linkname))
         held = self._spool.take(target)
         if held is not None:
             self._moved[target] = name

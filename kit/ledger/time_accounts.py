@@ -47,7 +47,7 @@ MEANINGS = {
     Account.PRODUCTIVE: "steps that were kept",
     Account.STRAGGLERS: "communication beyond that of the rank with the least",
     Account.INPUT: "waits for a batch",
-    Account.SAVE: "the loop stands still for a checkpoint",
+    Account.SAVE: "the loop waits for a checkpoint",
     Account.EVALUATION: "validations",
     Account.LOST: "steps after the last checkpoint, made once more later",
     Account.STALL: "reported nothing for longer than a stall may last, up to its end",

@@ -31,7 +31,7 @@ def place(node: Node, read: ScriptState, places: Places) -> None:
     elif name_of(node) == "exit" and node.type == "command":
         places.out(f"{text}: the run has the exit code of its ranks, whatever the script makes of it")
     elif before_ranks.prints(node):
-        places.out("it only prints")
+        places.out("the line only prints")
     elif node.type == "function_definition":
         raise UnreadError("kit migrate does not follow functions")
     else:

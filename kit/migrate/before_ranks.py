@@ -18,22 +18,26 @@ from kit.migrate.words import is_known
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-_PRINTS_WORDS = """
-    echo printf date hostname which uname lscpu free df ls whoami uptime pwd type id :
-"""
-_PRINTS = frozenset(_PRINTS_WORDS.split())
+_PRINTS = frozenset(
+    (
+        "echo", "printf", "date", "hostname", "which", "uname", "lscpu", "free", "df", "ls", "whoami", "uptime", "pwd", "type",
+        "id", ":",
+    )
+)  # fmt: skip
 # Only without an argument, or with one that asks.
 _PRINTS_ALONE = frozenset({"env", "printenv", "nvidia-smi", "ulimit", "module", "rocm-smi", "export", "set"})
 _ASKS = re.compile(r"-L|-q|--query\S*|--format\S*|--list-gpus|list|avail|-a|--showproductname|topo|-m|[A-Z_]+")
-_SITE_WORDS = """
-    module ml source . conda mamba micromamba spack eval
-"""
-_SITE = frozenset(_SITE_WORDS.split())
+_SITE = frozenset(
+    (
+        "module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "eval",
+    )
+)  # fmt: skip
 _STATE = _SITE | {"ulimit", "umask", "unset", "shopt"}
-_TESTS_WORDS = """
-    [ [[ test true false : command type which return
-"""
-_TESTS = frozenset(_TESTS_WORDS.split())
+_TESTS = frozenset(
+    (
+        "[", "[[", "test", "true", "false", ":", "command", "type", "which", "return",
+    )
+)  # fmt: skip
 _NO_LINE = re.compile(r"\b(sbatch|scancel|scontrol|sbcast|salloc|squeue|exec|return)\b")
 _FAILS = "if a line fails, no rank starts"
 
@@ -46,7 +50,7 @@ def place(node: Node, read: ScriptState, places: Places) -> None:
     elif name in _SPECIAL:
         _SPECIAL[name](node, read, places)
     elif prints(node):
-        places.out("it only prints")
+        places.out("the line only prints")
     elif node.type == "function_definition":
         _function(node, read, places)
     else:
@@ -88,9 +92,9 @@ def _lines(node: Node, read: ScriptState, places: Places) -> None:
     if state and names <= _STATE | _TESTS | _PRINTS | {"exit"}:
         _setup(node, read, places)
     elif state:
-        raise UnreadError("it changes the shell and does other work: kit migrate cannot part them")
+        raise UnreadError("the line changes the shell and does other work, which kit migrate cannot separate")
     elif any(name in names for name in ("cd", "pushd", "popd", "trap", "alias", "set", "read", "mapfile", "let")):
-        raise UnreadError("it changes the shell in which the following lines run")
+        raise UnreadError("the line changes the shell in which the following lines run")
     elif _sets(node):
         raise UnreadError(f"the value of {', '.join(sorted(_sets(node)))} is known only when the script runs")
     elif calls := names & set(read.functions):
@@ -114,7 +118,7 @@ def _setup(node: Node, read: ScriptState, places: Places) -> None:
         kept = node.children[0]
         places.kit(f"|| {text_of(last)}: a set-up line that fails ends the run, with exit code 73")
     elif "exit" in names:
-        raise UnreadError("an exit inside a set-up line would end the rank without a word")
+        raise UnreadError("an exit inside a set-up line would end the rank without a message")
     if names & _SITE or any(within(node, ("declaration_command",))):
         # [env] wins over what a line exports. In the script, the line comes after these and wins.
         for name in list(read.job["env"]):
@@ -259,9 +263,9 @@ def _function(node: Node, read: ScriptState, places: Places) -> None:
     if trapped and _requeues(list(_statements(node))):
         places.kit(f"{text_of(node)}: what the trap that calls it has become")
     elif trapped:
-        raise UnreadError("a trap calls it, and it does more than to put the job back into the queue")
+        raise UnreadError("a trap calls the function, which does more than put the job back into the queue")
     else:
-        places.out("nothing calls it")
+        places.out("nothing calls the function")
 
 
 _SPECIAL = {"set": _set, "wait": _wait, "cd": _cd, "trap": _trap}

@@ -13,12 +13,6 @@ from kit.planning import rank_files, sbatch_header, steps
 from kit.planning.plan import Plan
 from kit.runs.prepare_run import prepare
 
-# Other forms of the same sizes, which [resources] says per node.
-_SIZES_WORDS = """
-    nodes ntasks ntasks-per-node cpus-per-task gpus gpus-per-node gpus-per-task gres mem mem-per-cpu mem-per-gpu
-    cpus-per-gpu
-"""
-_SIZES = frozenset(_SIZES_WORDS.split())
 _SHOWN = ("--nodes=", "--ntasks-per-node=", "--cpus-per-task=", "--mem=", "--gpus-per-node=", "--gres=")
 
 
@@ -54,9 +48,10 @@ def _of_header(text: str, made: Plan) -> Iterator[str]:
     mine = {name: value for name, _, value in (option[2:].partition("=") for option in sbatch_header.header(script))}
     asked = header.options(text)
     sizes = " ".join(option for option in sbatch_header.header(script) if option.startswith(_SHOWN))
-    yield f"sizes: the script has {' '.join(f'--{n}={v}' for n, v in asked.items() if n in _SIZES) or 'none'}; the job has {sizes}"
+    given = " ".join(f"--{name}={value}" for name, value in asked.items() if name in header.SIZES)
+    yield f"sizes: the script has {given or 'none'}; the job has {sizes}"
     for name in (*asked, *(name for name in mine if name not in asked)):
-        if name in _SIZES or asked.get(name) == mine.get(name):
+        if name in header.SIZES or asked.get(name) == mine.get(name):
             continue
         if name in asked and name in mine:
             yield f"--{name}: {asked[name] or 'set'} in the script, {mine[name] or 'set'} in the job"

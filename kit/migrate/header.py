@@ -19,22 +19,24 @@ SHORT = {
     "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec", "s": "oversubscribe", "t": "time",
     "w": "nodelist", "x": "exclude", "O": "overcommit", "Q": "quiet", "v": "verbose",
 }  # fmt: skip
-FLAGS_WORDS = """
-    hold overcommit oversubscribe quiet verbose exclusive requeue no-requeue contiguous no-kill spread-job parsable
-    ignore-pbs wait reboot get-user-env
-"""
-FLAGS = frozenset(FLAGS_WORDS.split())
+FLAGS = frozenset(
+    (
+        "hold", "overcommit", "oversubscribe", "quiet", "verbose", "exclusive", "requeue", "no-requeue", "contiguous", "no-kill",
+        "spread-job", "parsable", "ignore-pbs", "wait", "reboot", "get-user-env",
+    )
+)  # fmt: skip
 _SAME = {
     "account": "account", "constraint": "constraint", "error": "error", "exclude": "exclude", "licenses": "licenses",
     "mail-type": "mail_type", "mail-user": "mail_user", "nodelist": "nodelist", "output": "output", "partition": "partition",
     "qos": "qos", "reservation": "reservation",
 }  # fmt: skip
-# Read together at the end, because they depend on each other.
-_COUNTS_WORDS = """
-    nodes ntasks ntasks-per-node cpus-per-task gpus gpus-per-node gpus-per-task gres mem mem-per-cpu mem-per-gpu
-    cpus-per-gpu ntasks-per-gpu
-"""
-_COUNTS = frozenset(_COUNTS_WORDS.split())
+# Read together at the end, because they depend on each other; [resources] says them per node.
+SIZES = frozenset(
+    (
+        "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "gres", "mem",
+        "mem-per-cpu", "mem-per-gpu", "cpus-per-gpu", "ntasks-per-gpu",
+    )
+)  # fmt: skip
 _ANSWER = "the kit reads sbatch's answer"
 _BY_THE_KIT = {"parsable": _ANSWER, "quiet": _ANSWER, "verbose": _ANSWER}
 _INSTEAD = {
@@ -47,10 +49,13 @@ _INSTEAD = {
 
 @dataclass(frozen=True, kw_only=True)
 class HeaderOptions:
-    """What a header says beside its keys. counts: options of sizes, by long name. chdir: the folder of the batch script."""
+    """What a header says apart from its keys.
+
+    counts: options of SIZES. chdir: the folder of the batch script, and the places of the line that names it.
+    """
 
     counts: dict[str, str]
-    chdir: str = ""
+    chdir: tuple[str, Places] | None = None
 
 
 def read(text: str, report: Migration, job: dict[str, Any]) -> HeaderOptions:
@@ -58,7 +63,7 @@ def read(text: str, report: Migration, job: dict[str, Any]) -> HeaderOptions:
     lines = list(_lines(text))
     last = {name: (number, place) for number, _, options in lines for place, (name, _) in enumerate(options)}
     counts: dict[str, str] = {}
-    chdir = ""
+    chdir: tuple[str, Places] | None = None
     for number, places, options in lines:
         for place, (name, value) in enumerate(options):
             shown = f"--{name}={value}" if value else f"--{name}"
@@ -66,11 +71,11 @@ def read(text: str, report: Migration, job: dict[str, Any]) -> HeaderOptions:
                 places.out(f"{shown}: the header gives --{name} again further down, and Slurm takes the last")
             elif "$" in value and name != "job-name":
                 places.unread(f"{shown}: Slurm does not expand variables here: it gets the text itself")
-            elif name in _COUNTS:
+            elif name in SIZES:
                 counts[name] = value
                 places.key(f"{shown}: [resources], per node")
             elif name == "chdir":
-                chdir = value
+                chdir = value, places
                 places.key(f"{shown}: as a line 'cd {value}' at the top of the script")
             else:
                 _option(shown, places, job, name, value)
@@ -99,7 +104,7 @@ def _lines(text: str) -> Iterator[tuple[int, Places, list[tuple[str, str]]]]:
         if not in_header:
             places.out("Slurm does not read it: it comes after a command")
         elif not places and not options:
-            places.out("it has no option")
+            places.out("the line has no option")
         yield number, places, options
 
 
@@ -107,7 +112,7 @@ def _options(line: str, places: Places) -> list[tuple[str, str]]:
     try:
         words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
     except ValueError as error:
-        places.unread(f"its quotes do not close ({error})")
+        places.unread(f"the quotes are not closed ({error})")
         return []
     if words and words[0] in ("hetjob", "packjob"):
         places.unread("a heterogeneous job: a job of the kit has one shape of nodes")
@@ -198,13 +203,4 @@ def name_of(text: str) -> str:
 
 def options(text: str) -> dict[str, str]:
     """The options that Slurm reads from a script, by long name; those of lines without closed quotes are left out."""
-    found: dict[str, str] = {}
-    for line in text.splitlines():
-        if line.strip() and not line.startswith("#"):
-            break
-        if line.startswith("#SBATCH"):
-            try:
-                found |= dict(option_words.split(shlex.split(line[7:], comments=True), short=SHORT, flags=FLAGS)[0])
-            except ValueError:
-                continue
-    return found
+    return {name: value for _, _, found in _lines(text) for name, value in found}

@@ -12,19 +12,23 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 # Commands that only answer: a value that they compute has no other effect.
-_ASKS_WORDS = """
-    hostname head tail cut awk sed grep tr wc sort uniq shuf seq expr bc date basename dirname realpath readlink pwd
-    echo printf cat nproc nvidia-smi getent ip ss comm whoami id uname jot od conda which
-"""
-_ASKS = frozenset(_ASKS_WORDS.split())
+_ASKS = frozenset(
+    (
+        "hostname", "head", "tail", "cut", "awk", "sed", "grep", "tr", "wc", "sort", "uniq", "shuf", "seq", "expr", "bc", "date",
+        "basename", "dirname", "realpath", "readlink", "pwd", "echo", "printf", "cat", "nproc", "nvidia-smi", "getent", "ip", "ss",
+        "comm", "whoami", "id", "uname", "jot", "od", "conda", "which",
+    )
+)  # fmt: skip
 _ABOUT_NODES = frozenset({"scontrol", "hostname", "getent", "ip"})
 # The value is in Slurm's environment of the job, the same for the batch script and for every rank.
 _SAME_EVERYWHERE = frozenset({"SLURM_JOB_ID", "SLURM_JOBID", "SLURM_JOB_NAME"})
 # The kit hands these over, or every shell has them.
-_STANDARD_WORDS = """
-    PATH HOME USER LOGNAME SHELL LANG TZ TMPDIR PWD LD_LIBRARY_PATH PYTHONPATH CPATH LIBRARY_PATH
-"""
-_STANDARD = frozenset(_STANDARD_WORDS.split())
+_STANDARD = frozenset(
+    (
+        "PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "TZ", "TMPDIR", "PWD", "LD_LIBRARY_PATH", "PYTHONPATH", "CPATH",
+        "LIBRARY_PATH",
+    )
+)  # fmt: skip
 _EACH_TIME = frozenset({"RANDOM", "SECONDS", "BASHPID", "EPOCHSECONDS", "EPOCHREALTIME", "SRANDOM", "LINENO", "OLDPWD"})
 SECRET = re.compile(r"\w*(API_?KEY|TOKEN|SECRET|PASSWORD|ACCESS_KEY)\w*")
 

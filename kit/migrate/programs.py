@@ -18,11 +18,12 @@ _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 _TORCHRUN_FLAGS = frozenset({"standalone", "no-python", "no_python", "module", "m", "use-env", "use_env"})
 _ACCELERATE_ENV = {"mixed_precision": "ACCELERATE_MIXED_PRECISION", "dynamo_backend": "ACCELERATE_DYNAMO_BACKEND"}
 # Options by which the processes of several nodes find each other: the kit's own take their place, whatever their value.
-_MEETING_WORDS = """
-    rdzv_id rdzv_endpoint master_addr master_port main_process_ip main_process_port hostfile multi_gpu same_network
-    no_ssh force_multi use_env
-"""
-_MEETING = frozenset(_MEETING_WORDS.split())
+_MEETING = frozenset(
+    (
+        "rdzv_id", "rdzv_endpoint", "master_addr", "master_port", "main_process_ip", "main_process_port", "hostfile", "multi_gpu",
+        "same_network", "no_ssh", "force_multi", "use_env",
+    )
+)  # fmt: skip
 _THIS_NODE = ("localhost", "127.0.0.1", "0.0.0.0", "::1")
 _OTHERS = ("mpirun", "mpiexec", "ray", "singularity", "apptainer", "enroot", "docker", "podman", "composer", "sbatch")
 # Options of Python -> the variable that does the same.
@@ -113,13 +114,13 @@ def _program(words: Sequence[str], start: ProgramStart, *, python: str, module: 
     known = _known(words)
     job = start.job
     if not known:
-        raise UnreadError("it starts no program")
+        raise UnreadError("no program is named")
     if PurePath(python).name != "python3" or "/" in python:
         job["python"] = python
     if module or known[0] == "-m":
         known = known[0 if module else 1 :]
         if not known:
-            raise UnreadError("it starts no program")
+            raise UnreadError("no program is named")
         job["module"], job["args"] = known[0], known[1:]
         return "module and args"
     if known[0].startswith("-"):
@@ -290,7 +291,7 @@ def _deepspeed(words: Sequence[str], start: ProgramStart) -> None:
     _ranks(start, _processes(given, start.sizes))
     start.places.key(f"--num_gpus={given}: resources.ranks_per_node")
     if "no_local_rank" not in options and "module" not in options:
-        # deepspeed hands the number over as an option, unless it is told not to.
+        # deepspeed adds the option, unless --no_local_rank is given.
         start.job["rank_args"] = {"--local_rank": "LOCAL_RANK"}
         start.places.key("deepspeed: rank_args, because deepspeed adds --local_rank")
     where = _program(rest, start, python="python3", module="module" in options)

@@ -37,8 +37,8 @@ def read(path: Path, text: str) -> Migration:
     script.report.refused += read_sizes.problems
     script.lines.assigned |= set(names_in_lines.set_by(root))
     if found.chdir:
-        entry = next(one for one in script.report.entries if any("'cd " in place.what for place in one.places))
-        before_ranks.to_folder(found.chdir, f"--chdir={found.chdir}", script, entry.places)
+        folder, places = found.chdir
+        before_ranks.to_folder(folder, f"--chdir={folder}", script, places)
     any_program = not any(steps.starts_ranks(one, any_program=False) for one in commands_of(root))
     for node in root.children:
         if node.is_named and node.type not in ("heredoc_body", "heredoc_end"):
@@ -92,9 +92,9 @@ def _finish(script: ScriptState) -> None:
     report, job = script.report, script.job
     if script.steps != 1:
         problem = (
-            f"it starts {script.steps} programs, and a job of one program starts one"
+            f"the script starts {script.steps} programs, and a job of one program starts one"
             if script.steps
-            else "it starts no program that kit migrate knows"
+            else "the script starts no program that kit migrate knows"
         )
         report.refused.append(problem)
     if script.exit_trap:

@@ -22,12 +22,13 @@ _SHORT = {
     "t": "time", "i": "input", "A": "account", "s": "oversubscribe", "q": "qos", "Q": "quiet", "C": "constraint", "x": "exclude",
     "O": "overcommit", "D": "chdir", "L": "licenses",
 }  # fmt: skip
-_FLAGS_WORDS = """
-    label unbuffered kill-on-bad-exit exclusive exact overlap verbose oversubscribe no-container-mount-home
-    container-mount-home no-container-remap-root container-remap-root container-writable container-readonly
-    no-container-entrypoint container-entrypoint multi-prog pty no-kill quiet
-"""
-_FLAGS = frozenset(_FLAGS_WORDS.split())
+_FLAGS = frozenset(
+    (
+        "label", "unbuffered", "kill-on-bad-exit", "exclusive", "exact", "overlap", "verbose", "oversubscribe",
+        "no-container-mount-home", "container-mount-home", "no-container-remap-root", "container-remap-root", "container-writable",
+        "container-readonly", "no-container-entrypoint", "container-entrypoint", "multi-prog", "pty", "no-kill", "quiet",
+    )
+)  # fmt: skip
 _LOGS = "the output of each rank is in logs/ of the run folder"
 _OF_JOB = "the job's own"
 # Options whose value does not change what the ranks do.
@@ -112,7 +113,7 @@ def _option(text: str, name: str, value: str, step: StepOptions) -> None:
     elif name == "export":
         header.read_export(text, value, places, job)
         if value.upper() in ("NONE", "NIL"):
-            raise UnreadError(f"{text}: the ranks would get none of the variables that the script exports")
+            raise UnreadError(f"{text}: the ranks would not get the variables that the script exports")
     else:
         _of_step(text, name, value, step)
 

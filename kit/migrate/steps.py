@@ -16,17 +16,20 @@ from kit.migrate.words import ScriptValues, shown
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-_LAUNCHERS_WORDS = """
-    torchrun accelerate deepspeed mpirun mpiexec ray singularity apptainer
-"""
-_LAUNCHERS = frozenset(_LAUNCHERS_WORDS.split())
+_LAUNCHERS = frozenset(
+    (
+        "torchrun", "accelerate", "deepspeed", "mpirun", "mpiexec", "ray", "singularity", "apptainer",
+    )
+)  # fmt: skip
 _NESTED = re.compile(r"\b(torchrun|accelerate|deepspeed|torch\.distributed\.(run|launch)|mpirun|ray)\b")
 _BEFORE = frozenset({"time", "exec", "nohup", "command"})
 # Work on a node's own disk that is no program of ranks.
-_HOUSE_WORDS = """
-    mkdir cp rsync tar rm ln mv unzip chmod touch sync gunzip unzstd zstd test [ cd
-"""
-_HOUSE = frozenset(_HOUSE_WORDS.split())
+_HOUSE = frozenset(
+    (
+        "mkdir", "cp", "rsync", "tar", "rm", "ln", "mv", "unzip", "chmod", "touch", "sync", "gunzip", "unzstd", "zstd", "test", "[",
+        "cd",
+    )
+)  # fmt: skip
 _LOGS = "the output of each rank is in logs/ of the run folder"
 
 
@@ -68,10 +71,10 @@ def _helps(program: list[str]) -> bool:
 
 
 def helper(command: Node, read: ScriptState, places: Places) -> None:
-    """An srun of a command that is no program of ranks: [per_node], [once], or nothing if it only prints."""
+    """An srun of a command that is no program of ranks: [per_node], [once], or nothing if the line only prints."""
     options, program = srun_options.split(words.of_command(command, read.values)[1:])
     if program[:1] in (["hostname"], ["nvidia-smi"], ["echo"], ["date"]):
-        places.out("it only prints")
+        places.out("the line only prints")
         return
     given = dict(options)
     known = {"nodes", "ntasks", "ntasks-per-node", "label", "exclusive", "overlap", "nodelist"}
@@ -219,7 +222,7 @@ def _inner(text: str, start: programs.ProgramStart, read: ScriptState, file: str
             continue
         places = Places() if file else start.places
         if node.has_error or began:
-            raise UnreadError("it starts a launcher in a shell, among lines that kit migrate does not follow")
+            raise UnreadError("a launcher starts in a shell, among lines that kit migrate does not follow")
         if node.type == "comment":
             places.out("a comment")
         elif node.type in ASSIGNMENTS:
@@ -228,7 +231,7 @@ def _inner(text: str, start: programs.ProgramStart, read: ScriptState, file: str
             began = True
             _worker_command(node, start, read, places)
         elif before_ranks.prints(node):
-            places.out("it only prints")
+            places.out("the line only prints")
         elif name_of(node) == "set":
             before_ranks.place(node, read, places)
         else:
@@ -238,12 +241,12 @@ def _inner(text: str, start: programs.ProgramStart, read: ScriptState, file: str
     outer.used |= inner.used - {"@"}
     read.values = outer
     if not began:
-        raise UnreadError("it starts a launcher in a way that kit migrate does not follow")
+        raise UnreadError("a launcher starts in a way that kit migrate does not follow")
 
 
 def _worker_command(node: Node, start: programs.ProgramStart, read: ScriptState, places: Places) -> None:
     if any(within(node, ("herestring_redirect", "heredoc_redirect", "file_redirect"))):
-        raise UnreadError("its input or output is redirected")
+        raise UnreadError("the launcher's input or output is redirected")
     for child in node.children:
         if child.type == "variable_assignment":
             read.variables.assign(child, places, exported=True)

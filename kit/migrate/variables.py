@@ -52,7 +52,7 @@ class Variables:
             elif child.type == "variable_name" and exported:
                 self.export(text_of(child), places)
         if len(places) == before:
-            places.out("it sets nothing")
+            places.out("the line sets nothing")
 
     def assign(self, node: Node, places: Places, *, exported: bool) -> None:
         """One assignment. Its place names the value that is not in job.toml."""
@@ -115,7 +115,7 @@ class Variables:
         self.values.forget(name)
         if not exported:
             places.out(
-                f"{name}: it looks like a secret, whose value is written nowhere; a line that needs it is not read"
+                f"{name}: the name looks like that of a secret, whose value is written nowhere; a line that needs it is not read"
             )
             return
         names = self.job["secrets"].setdefault("env", [])

@@ -69,7 +69,7 @@ def text(one: Status, event: Event) -> tuple[str, str]:
     if event == "start":
         return f"{name}: started", facts
     if event == "stall":
-        return f"{name}: ranks stand still", "\n".join([*_stalled(one), facts, f"kit why {name}"])
+        return f"{name}: ranks are stalled", "\n".join([*_stalled(one), facts, f"kit why {name}"])
     code = "" if one.exit_code is None else f", exit code {one.exit_code}"
     answer = explain(Record(status=one))
     said = [answer.line, answer.advice, facts, answer.next]

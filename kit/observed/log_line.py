@@ -109,7 +109,7 @@ def _of_bar(text: str) -> Line | None:
         # Lightning counts from 0 here.
         epoch += 1
     values = _Words().line(found["more"] or "")
-    rate = _float(found["rate"])
+    rate = number(found["rate"])
     speed = {}
     if rate and "/s" in found["unit"]:
         speed = {"steps_per_second": rate}
@@ -130,10 +130,10 @@ def _of_record(text: str) -> Line | None:
     """A JSON object, or the text of a Python dict."""
     try:
         record = json.loads(text)
-        pairs = [(str(key), _float(value)) for key, value in record.items()][:_MOST_VALUES]
+        pairs = [(str(key), number(value)) for key, value in record.items()][:_MOST_VALUES]
         kind = "JSON"
     except (ValueError, RecursionError, AttributeError):
-        pairs = [(key, _float(value)) for key, value in _PAIR.findall(text)[:_MOST_VALUES]]
+        pairs = [(key, number(value)) for key, value in _PAIR.findall(text)[:_MOST_VALUES]]
         kind = "dict"
     values = {key: value for key, value in pairs if value is not None}
     named = next((name for name in _STEP_NAMES if name in values and values[name].is_integer()), None)
@@ -203,7 +203,7 @@ class _Words:
         return bool(self._words) and self._words[-1].lower() in _COUNTERS
 
     def _number(self, text: str, unit: str) -> None:
-        value = _float(text)
+        value = number(text)
         words, separated, last = self._words, self._separated, self._last
         if (
             not text[-1:].isdigit()
@@ -261,7 +261,7 @@ def _is_known(name: str) -> bool:
     return standard(name) in {"loss", "eval_loss", "test_loss", "accuracy", "eval_accuracy"}
 
 
-def _float(value: object) -> float | None:
+def number(value: object) -> float | None:
     """A number, or its text; None for anything else, and for a number that no float can hold."""
     if isinstance(value, bool) or not isinstance(value, int | float | str) or len(str(value)[:65]) > 64:
         return None

@@ -31,13 +31,14 @@ def records(run_dir: Path | str) -> list[Record]:
     """
     found: list[Record] = []
     taken: set[str] = {_STEP, SOURCE}
-    for _, group in groupby(_figures(Path(run_dir), whole=True), key=lambda one: one.source.partition(",")[0]):
+    figures = [*_figures(Path(run_dir), whole=True)]
+    for _, group in groupby(figures, key=lambda one: one.source.partition(",")[0]):
         own = [record for one in group for record in one.records(SOURCE)]
         names = {name for record in own for name in record} - taken
         found += [record for one in own if (record := _of_names(one, names)).keys() & names]
         taken |= names
     # A log with steps alone tells where the run is.
-    return found or [record for one in _figures(Path(run_dir), whole=True) for record in one.records(SOURCE)]
+    return found or [record for one in figures for record in one.records(SOURCE)]
 
 
 def latest(run_dir: Path) -> list[Figures]:

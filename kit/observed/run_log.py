@@ -10,7 +10,7 @@ import itertools
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
@@ -18,6 +18,7 @@ from kit import untrusted_files
 from kit.observed import log_line
 from kit.observed.figures import Figures, Points
 from kit.observed.log_line import Line
+from kit.spec.rank_log import rank_log
 from kit.spec.run_paths import RunPaths
 
 _STRETCH, _STRETCHES = 1 << 18, 8
@@ -27,7 +28,7 @@ _HEAD_BYTES, _TAIL_BYTES = 32 << 10, 256 << 10
 # For a comparison of logs, and for the step of each rank.
 _LOOK_BYTES = 64 << 10
 _MOST_LOGS = 16
-_NAME = re.compile(r"(?:rank|task)(?:-(\d{1,9}))?\.log")
+_TASK = re.compile(r"task(?:-(\d{1,9}))?\.log")
 _BREAK = re.compile(rb"[\r\n]+")
 _BAR = "progress bar"
 _BY_EPOCH = frozenset({f"{_BAR}, by epoch", '"epoch E [n/N]"'})
@@ -61,7 +62,7 @@ def _chosen(run_dir: Path) -> Path | None:
     """The log with most figures at its end, of the first and last ranks: some programs report on rank 0, others on the last."""
     logs = RunPaths(run_dir).logs
     try:
-        found = sorted((path for path in logs.glob("**/*.log") if _NAME.fullmatch(path.name)), key=_order)
+        found = sorted((path for path in logs.glob("**/*.log") if _is_program(path.name)), key=_order)
     except OSError:
         return None
     if len(found) > _MOST_LOGS:
@@ -73,10 +74,17 @@ def _chosen(run_dir: Path) -> Path | None:
     return next((path for count, path in counts if count and count > most / 2), None)
 
 
-def _order(path: Path) -> tuple[bool, str, int]:
-    """The ranks in the order of their numbers, role by role; then the logs of launchers."""
-    number = _NAME.fullmatch(path.name)
-    return path.name.startswith("task"), str(path.parent), int(number[1] or 0) if number else 0
+def _is_program(name: str) -> bool:
+    """Whether a log has the output of a program: a rank's, or a launcher's that shows its ranks' output."""
+    return rank_log(name) is not None or _TASK.fullmatch(name) is not None
+
+
+def _order(path: Path) -> tuple[bool, str, int, int]:
+    """The ranks in the order of their numbers, role by role, the newest start first; then the logs of launchers."""
+    if (named := rank_log(path.name)) is not None:
+        return False, str(path.parent), named.rank, -named.start
+    task = _TASK.fullmatch(path.name)
+    return True, str(path.parent), int(task[1] or 0) if task else 0, 0
 
 
 def _figures(path: Path) -> int:
@@ -149,8 +157,7 @@ def _longest_bar(lines: Sequence[Line]) -> int | None:
     """The total of the bar that has been up longest: those of evaluations within it are shorter."""
     bars = [one for one in lines if one.label == _BAR and one.bar is not None]
     counts = Counter(one.total for one in bars)
-    key: Callable[[Line], tuple[float, int]] = lambda one: (one.bar or 0.0, counts[one.total])  # noqa: E731
-    return max(bars, key=key).total if bars else None
+    return max(bars, key=lambda one: (one.bar or 0.0, counts[one.total])).total if bars else None
 
 
 def _over_epochs(lines: Sequence[Line], *, by_epoch: bool) -> list[int]:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from kit import untrusted_files
 from kit.observed.figures import Figures, Points
+from kit.observed.log_line import number
 
 _MOST_STATE = 32 << 20
 _HEAD_BYTES, _MOST_CSV = 64 << 10, 8 << 20
@@ -48,19 +49,10 @@ def read_trainer_state(path: Path, *, name: str) -> Figures | None:
 
 
 def _add(record: Mapping[str, object], points: Points) -> None:
-    step = _number(record.get("step"))
+    step = number(record.get("step"))
     values = {
-        key: found for key, value in record.items() if key not in _NOT_METRICS and (found := _number(value)) is not None
+        key: found for key, value in record.items() if key not in _NOT_METRICS and (found := number(value)) is not None
     }
     if step is not None and step.is_integer() and values:
         # Lightning counts steps from 0, and writes the row of a step after it: as in its own charts.
         points.add(int(step), values)
-
-
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float | str) or len(str(value)[:65]) > 64:
-        return None
-    try:
-        return float(value)
-    except (ValueError, OverflowError):
-        return None

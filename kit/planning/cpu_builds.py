@@ -26,13 +26,13 @@ def _faults(made: Decisions) -> Iterator[Fault]:
     for placed in made.roles:
         lock = made.pins.of(placed).lock
         build = cpu_build(lock.packages) if lock and placed.role.gpus != () else None
-        if lock is None or build is None or (not _needs_torch(made, placed) and _has_other(lock.packages)):
+        if lock is None or build is None or (not made.computes_with_torch(placed) and _has_other(lock.packages)):
             continue
         gpus = made.allocation.gpus_per_node
         yield Fault(
             key=f"roles.{placed.name}.image" if placed.role.image else "image",
             problem=f"{lock.name!r} has torch {build}, a build for CPUs, and the job asks for {gpus} "
-            f"GPU{'s'[: gpus - 1]} on each node",
+            f"GPU{'' if gpus == 1 else 's'} on each node",
             hint=_hint(made, placed),
         )
 
@@ -41,12 +41,6 @@ def cpu_build(packages: Packages) -> str | None:
     """The version of torch, if it is a build for CPUs. PyTorch names its builds in the local part of the version (PEP 440)."""
     version = packages.pip.get("torch", "")
     return version if version.partition("+")[2].startswith("cpu") else None
-
-
-def _needs_torch(made: Decisions, placed: RolePlacement) -> bool:
-    """Whether the role runs a program of the launcher, which computes with torch."""
-    own = placed.role.command is None and placed.role.script is None and made.job.is_launchers
-    return own and "torch" in made.resolved.launcher.required(made.job)
 
 
 def _has_other(packages: Packages) -> bool:

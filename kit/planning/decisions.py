@@ -44,6 +44,11 @@ class Decisions:
         """Whether the job gets GPUs that programs can compute on."""
         return bool(self.allocation.gpus_per_node) and self.resolved.cluster.computes_on_gpus
 
+    def computes_with_torch(self, placed: RolePlacement) -> bool:
+        """Whether a role runs a program of the launcher, and that one needs torch. A program of the user's may need anything."""
+        own = placed.role.command is None and placed.role.script is None and self.job.is_launchers
+        return own and "torch" in self.resolved.launcher.required(self.job)
+
     @property
     def runtime(self) -> Runtime:
         """The container runtime."""

@@ -24,8 +24,7 @@ def _of_role(made: Decisions, placed: RolePlacement) -> int:
 
     Rank 0 also has the store, to which every rank has a connection. NCCL's rings and trees need few.
     """
-    own = placed.role.command is None and placed.role.script is None and made.job.is_launchers
-    if not own or "torch" not in made.resolved.launcher.required(made.job):
+    if not made.computes_with_torch(placed):
         return 0
     groups = 3 if made.job.checkpoint.async_ or "--checkpoint-async" in made.job.args else 2
     return (groups + 1) * (placed.world_size - 1) + _OWN

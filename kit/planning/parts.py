@@ -104,8 +104,7 @@ def _monitor(made: Decisions) -> str | None:
 
 def _observed_ranks(made: Decisions) -> str | None:
     # Most runs have no [watch]: what their programs report, and Slurm, is enough for them.
-    watched = "watch" in made.job.model_fields_set and made.job.watch.stall is not False
-    return "watch" if watched and made.job.monitor.enabled else None
+    return "watch" if made.job.is_watched and made.job.monitor.enabled else None
 
 
 def _all_reduce(made: Decisions) -> str | None:

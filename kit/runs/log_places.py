@@ -10,29 +10,13 @@ from __future__ import annotations
 import os
 import re
 from pathlib import Path, PurePosixPath
-from typing import NamedTuple
 
 from kit.spec.run_paths import CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
 
 # The folder in logs/ of torchrun's files, where the job names none.
 TORCHRUN = "torchrun"
-_RANK = re.compile(r"rank-(\d{1,18})(?:\.(\d{1,9})\.(stderr|stdout))?\.log")
 _STREAMS = ("stderr", "stdout")
 _BATCH = re.compile(r"(batch|error)-(\d{1,18})\.log")
-
-
-class RankLog(NamedTuple):
-    """The parts of the name of a rank's file. start, stream: 0 and empty for the rank's own log."""
-
-    rank: int
-    start: int
-    stream: str
-
-
-def rank_log(path: Path) -> RankLog | None:
-    """The parts of a file's name; None if it is no rank's."""
-    found = _RANK.fullmatch(path.name)
-    return RankLog(int(found[1]), int(found[2] or 0), found[3] or "") if found else None
 
 
 def of_rank(folder: Path, rank: int) -> list[Path]:
@@ -71,6 +55,9 @@ def real(run_dir: Path, path: Path) -> Path:
     try:
         target = PurePosixPath(path.readlink())
     except OSError:
+        return path
+    if ".." in target.parts:
+        # A program in the container made it; it may lead anywhere.
         return path
     for inside, outside in ((CONTAINER_RUN, run_dir), (CONTAINER_WORKSPACE, RunPaths(run_dir).workspace)):
         if target.is_relative_to(inside):

@@ -17,6 +17,7 @@ from pathlib import Path
 from kit import safe_text, untrusted_files
 from kit.errors import UsageError
 from kit.runs import log_places, run_facts
+from kit.spec.rank_log import rank_log
 from kit.spec.run_paths import RunPaths
 
 _POLL_S, _POLL_MOST_S = 0.2, 2.0
@@ -97,7 +98,7 @@ def sources(run_dir: Path, wanted: Wanted) -> list[Path]:
         kind, _, number = folder.rpartition("-")
         by_folder = (kind, int(number)) if number.isdecimal() else ("" if folder == "." else folder, -1)
         kinds = ("batch", "error", "task")
-        if (of_rank := log_places.rank_log(path)) is not None:
+        if (of_rank := rank_log(path.name)) is not None:
             return (*by_folder, len(kinds), *of_rank)
         found = re.fullmatch(r"(batch|error|task)(?:-(\d{1,18}))?", path.stem)
         place = (kinds.index(found[1]), int(found[2] or 0)) if found else (len(kinds) + 1, 0)
@@ -106,7 +107,7 @@ def sources(run_dir: Path, wanted: Wanted) -> list[Path]:
     folder = paths.logs / wanted.role if wanted.role else paths.logs
     # batch.log may be a link to the job's own output file. Links to the newest start of a role would show its lines twice.
     found = [p for p in folder.glob("**/*.log") if not p.name.startswith("latest_")]
-    ranks = [(p, named) for p in found if (named := log_places.rank_log(p))]
+    ranks = [(p, named) for p in found if (named := rank_log(p.name))]
     if wanted.ranks:
         return sorted((p for p, named in ranks if named.rank in wanted.ranks), key=order)
     links = {p: _inode(log_places.real(run_dir, p)) for p, named in ranks if named.stream}

@@ -8,11 +8,11 @@ from kit.spec.job import Job
 
 
 def sight(job: Job) -> str | None:
-    """One line for a job with a table `[watch]` that does not switch the watch off; None for any other job."""
-    if "watch" not in job.model_fields_set or job.watch.stall is False:
+    """One line for a job that is watched; None for any other."""
+    if not job.is_watched:
         return None
     if not job.monitor.enabled:
-        return "watch: it sees nothing, because monitor.enabled is false"
+        return "watch: nothing is seen, because monitor.enabled is false"
     try:
         metadata.version("py-spy")
         stacks = "yes"

@@ -244,6 +244,11 @@ class Job(Model):
         return is_launchers({"script": self.script, "module": self.module, "command": self.command})
 
     @property
+    def is_watched(self) -> bool:
+        """Whether the job has a table [watch] that does not switch the stall watch off. Most jobs have none."""
+        return "watch" in self.model_fields_set and self.watch.stall is not False
+
+    @property
     def staged(self) -> ImageChoice | None:
         """The image's table if the image must be copied to the nodes."""
         return self.image if isinstance(self.image, ImageChoice) and self.image.stage in ("node", "chain") else None

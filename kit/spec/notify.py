@@ -18,7 +18,7 @@ class Notify(Model):
     on: tuple[Event, ...] = Field(
         default=(),
         description="Events to report. start: the job began for the first time. fail: the run ended with an exit code "
-        "other than 0. stall: ranks stand still. end: the run ended, with any exit code.",
+        "other than 0. stall: ranks are stalled. end: the run ended, with any exit code.",
     )
     to: tuple[EnvName, ...] = Field(
         default=(),

@@ -58,14 +58,14 @@ class Monitor(Model):
 
 
 class Watch(Model):
-    """The reaction to ranks that stand still. It uses the monitor's data, so it has no effect with monitor.enabled = false.
+    """The reaction to stalled ranks. It uses the monitor's data, so it has no effect with monitor.enabled = false.
 
     A job with this table is also watched where its program reports nothing.
     """
 
     stall: Literal["auto", False] | Annotated[float, Field(ge=10)] = Field(
         default="auto",
-        description="auto: a rank stands still after three times its usual step, and at least 10 s, without a report. A "
+        description="auto: a rank is stalled after three times its usual step, and at least 10 s, without a report. A "
         "number: after this many seconds, in every case. false: the kit does not watch the ranks.",
     )
     on_stall: Literal["report", "restart", "end"] = Field(

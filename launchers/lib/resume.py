@@ -119,7 +119,7 @@ def _compare(resume_from: Path, then: dict[str, Any], now: Told, equal: set[str]
         return (
             f"{resume_from}: its run read the samples in the order of another version of the kit. In the order of this one, some "
             "of the epoch would come twice and others never.\n"
-            "  try: the version that wrote it, or another --checkpoint-dir to start anew",
+            "  try: the version that wrote it, or another --checkpoint-dir to begin again",
             [],
         )
     if "program" not in then:  # written before checkpoints named their program
@@ -134,7 +134,7 @@ def _compare(resume_from: Path, then: dict[str, Any], now: Told, equal: set[str]
             if name in equal
         ]
         return (
-            f"{resume_from}: {'; '.join(kept)}.\n  try: the checkpoint's value, or another --checkpoint-dir to start anew",
+            f"{resume_from}: {'; '.join(kept)}.\n  try: the checkpoint's value, or another --checkpoint-dir to begin again",
             [],
         )
     return None, changed

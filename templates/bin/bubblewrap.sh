@@ -4,17 +4,13 @@
 # Mounts the squashfs image in a mount namespace of this task, and runs the command in it. The namespace and all its mounts end with
 # its last process, however that ends. Root gets its own PID namespace and /proc, no disk, and only the capabilities that are named.
 # --isolated: also no network, no device and no other process, for every user.
+# shellcheck source-path=SCRIPTDIR
 set -euo pipefail
 
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/failures.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/image_mount.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
 
 # Slurm signals every process of a step. This script and bwrap's own monitor must outlive a TERM that is meant for the ranks.

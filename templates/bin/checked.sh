@@ -1,13 +1,11 @@
 #!/bin/bash
 # checked.sh [COUNT WORD…]… 0 COMMAND…: runs each step of COUNT words, then the command. Where a step fails, it exits with
 # 72, like the preflight of a batch job. `kit shell` uses it, because it has no batch script. It runs where salloc does.
+# shellcheck source-path=SCRIPTDIR
 set -uo pipefail
 
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/events.sh"
 # shellcheck disable=SC2034 # events.sh reads them
 KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}" KIT_RESTART_COUNT=0

@@ -4,13 +4,11 @@
 # reads files of /proc. Python stacks come from py-spy, if the run or this node has it and it may look into the process, else from
 # the handler of kit_rank.py. The last collectives come from torch's flight recorder, by kit_recorder.py. It takes 20 s at most, for
 # any number of ranks.
+# shellcheck source-path=SCRIPTDIR
 set -uo pipefail
 
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/rank_processes.sh"
 
 # All ranks of a node are examined at the same time. A stack of a hundred frames has some ten KB.

@@ -3,17 +3,13 @@
 # with QUERY also `nvidia-smi --query-gpu` to the same name with .csv, and the ranks' reports to the same name with .progress. It is
 # a separate Slurm step, outside the container and outside the training step. So no signal to the ranks reaches it, and it can never
 # keep the ranks' step alive.
+# shellcheck source-path=SCRIPTDIR
 set -uo pipefail
 
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/rank_processes.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/rank_progress.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
 
 # nvidia-smi may ignore TERM, so end it with this task. Where Slurm tracks processes only by their parents, Slurm would not find it.

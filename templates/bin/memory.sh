@@ -1,17 +1,13 @@
 #!/bin/bash
 # memory.sh: keeps this node's folder for checkpoints in memory (lib/kit_memory.py) while the job lives, and removes it at the end. It
 # is a Slurm step of its own, outside the container: the ranks may end and start again meanwhile.
+# shellcheck source-path=SCRIPTDIR
 set -uo pipefail
 
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/rank_progress.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/memory_checkpoints.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/orphans.sh"
 
 # Seconds after which the process that waits here is started anew: it outlives a killed keeper by this time at most.

@@ -1,6 +1,7 @@
 #!/bin/bash
 # preflight.sh NAME=VALUE… [-- PROBE WORD…]: one task per node, before the ranks, outside the container. Reports all that this node
 # lacks, at once. PROBE starts the container once, and writes its own report (probe.sh).
+# shellcheck source-path=SCRIPTDIR
 set -uo pipefail
 
 # Before the first line that an older bash does not know: its report has the form of the others.
@@ -12,11 +13,8 @@ if ((BASH_VERSINFO[0] * 100 + BASH_VERSINFO[1] < 404)); then
     exit 1
 fi
 
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/trust.sh"
 
 node="${SLURMD_NODENAME:-$(uname -n)}"

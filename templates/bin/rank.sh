@@ -1,10 +1,12 @@
 #!/bin/bash
 # Runs once per rank, inside the container: sends the rank's output to its own log, runs the program, and records how it ended.
-# env(1) sets the job's variables, not bash: names such as RANDOM or SECONDS mean something in bash.
+# env(1) sets the job's variables, not bash: names such as RANDOM or SECONDS have a meaning in bash, which would change their
+# values.
 # shellcheck source-path=SCRIPTDIR/..
 set -euo pipefail
 
-readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}" # started by its absolute path
+# Always started by its absolute path. This line runs on every rank, so it starts no process.
+readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
 source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"

@@ -14,11 +14,10 @@
 #   busy              takes a hundredth of a CPU or more
 #   lock              waits for a lock or another thread, and no thread of the process waits for the network
 #   sleep, network, child, other
+# shellcheck source-path=SCRIPTDIR
 set -uo pipefail
 
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/rank_processes.sh"
 
 # Seconds between looks, between searches for processes, and between stacks of a rank that takes no CPU, and of another. Stacks of one

@@ -2,16 +2,13 @@
 # stage.sh STORED SHA256 FOLDER CAP_KB: one task per node, before everything else. Copies the image to this node's own disk, once,
 # verified. FOLDER is local and the user's own, so flock is enough. A copy is complete or does not exist. With KIT_IMAGE_CHAIN, a file
 # of the coordinator, the nodes pass the image on to each other, and only one reads STORED.
+# shellcheck source-path=SCRIPTDIR
 set -uo pipefail
 
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/clock.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/log.sh"
-# shellcheck source-path=SCRIPTDIR
 source "${BASH_SOURCE[0]%/*}/../lib/trust.sh"
 if [[ -n "${KIT_IMAGE_CHAIN:-}" ]]; then
-    # shellcheck source-path=SCRIPTDIR
     source "${BASH_SOURCE[0]%/*}/../lib/image_chain.sh"
 fi
 

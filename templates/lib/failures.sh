@@ -33,9 +33,10 @@ failures::prepare() {
     failures_name="failures-${KIT_RESTART_COUNT}/$1"
 }
 
-# Called by the rank itself. Fails where it cannot write.
+# Called by the rank itself. Fails where it cannot write; then only the caller's code is known.
 failures::record() {
-    # The name repeats the values: on a full disk a file can be created, but not written. A record of the warm process stays.
+    # The file's name repeats the values: on a full disk a file can still be created, but not written. A record that the warm process
+    # made at the rank's end stays.
     local file="${KIT_RUN_DIR}/state/${KIT_FAILURES}" name now
     # Of ranks that have started again in their step.
     if [[ -r "${file}/again" ]] && read -r name <"${file}/again"; then

@@ -58,7 +58,7 @@ observed_ranks::say_stall() {
     case "${rule}:${phase}" in
         *:-) log::error "node ${node} gives no sign of life, for ${idle} s; ${waiting} ranks are on other nodes" ;;
         *:gone:*) log::error "${who} has ended, ${idle} s ago; ${waiting} ranks wait" ;;
-        observed-stall:*) log::error "${who} stands still (${phase}), for ${idle} s; ${waiting} ranks wait" ;;
+        observed-stall:*) log::error "${who} is stalled (${phase}), for ${idle} s; ${waiting} ranks wait" ;;
         *) log::error "${who} may be slow: for ${idle} s it has been elsewhere (${phase}) than the other ${waiting} ranks, which do not move" ;;
     esac
     [[ "${rule}" != observed-slow ]] || log::info "this may be work, or a wait on purpose: nothing is ended for it"

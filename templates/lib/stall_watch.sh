@@ -82,7 +82,7 @@ stall_watch::loop() {
                 # The alarm was wrong, or the ranks have recovered. What took this long may take this long again.
                 took=$((EPOCHSECONDS - begun + told))
                 ((2 * took < least)) || least=$((2 * took))
-                log::info "the ranks continue, at step ${furthest/#-/unknown}; from now on it takes ${least} s to call them still"
+                log::info "the ranks continue, at step ${furthest/#-/unknown}; from now on it takes ${least} s to call them stalled"
                 events::record progress number "${number}" step "${furthest}"
                 begun=0
             fi
@@ -129,11 +129,11 @@ stall_watch::say() {
     who="${who#role -: }"
     mkdir -p -- "${KIT_RUN_DIR}/state/stall-${number}"
     case "${rule}" in
-        stalled-together) log::error "all ${count} ranks stand still at step ${step} (${phase}), for ${idle} s" ;;
+        stalled-together) log::error "all ${count} ranks are stalled at step ${step} (${phase}), for ${idle} s" ;;
         stalled-silent) log::error "nothing of the ranks has moved for ${idle} s: no CPU time, no output" ;;
         observed-*) parts::call say_stall ;;
-        stalled-node) log::error "node ${node} says nothing any more, and the ranks stand still" ;;
-        *) log::error "${who} stands still at step ${step} (${phase}), for ${idle} s; ${waiting} ranks wait for it" ;;
+        stalled-node) log::error "node ${node} says nothing any more, and the ranks are stalled" ;;
+        *) log::error "${who} is stalled at step ${step} (${phase}), for ${idle} s; ${waiting} ranks wait for it" ;;
     esac
     log::info "evidence: state/stall-${number}; 'kit why ${KIT_RUN_DIR##*/}' reads it"
     events::record stall number "${number}" rule "${rule}" role "${role#-}" rank "${rank}" node "${node}" step "${step}" phase "${phase}" \

@@ -1,6 +1,7 @@
 # shellcheck shell=bash
 # Messages of Slurm and the launcher about a task go to the task's own file, task-<n>.log, on its node. The file is mostly empty.
 # Once no step is left, these files are merged into one, so that the number of files does not grow with the tasks.
+
 # A file with more bytes stays separate: with torchrun's --tee it holds the ranks' output.
 readonly task_logs_most=65536
 

@@ -404,8 +404,11 @@ def test_lines_of_once_whose_slurmstepd_is_killed(lab: Lab, runtime: str, runtim
 
 
 def test_the_lead_signal_by_slurm_itself_requeues_up_to_the_cap(lab: Lab) -> None:
-    """Slurm looks at limits every 30 s and sends the signal up to a minute early: a limit of a minute is soon."""
-    write(lab, '[resources]\ntime = "00:01:00"\n[slurm]\nlead = 59\n[retry]\nrequeue = 1\n')
+    """Slurm looks at limits every 30 s and sends the signal up to 30 s early, once; sent before there is a batch step it is lost.
+
+    A lead as long as the limit allows that; one of 25 s leaves the job its first 5 s.
+    """
+    write(lab, '[resources]\ntime = "00:01:00"\n[slurm]\nlead = 25\n[retry]\nrequeue = 1\n')
     run = lab.submit()
     wait_up(lab, run)
     lab.wait((run / "saved-0-0").exists, run)

@@ -21,7 +21,7 @@ pytest.importorskip("apprise", reason="notices: pip install 'slurm-kit[notify]'"
 pytestmark = pytest.mark.cluster
 
 TOKEN = "T0ken-that-nobody-may-see"
-# Rank 1 stands still in its fourth step until it is let go; then all end with what the job says.
+# Rank 1 is stalled in its fourth step until it is let go; then all end with what the job says.
 PROGRAM = """\
 import os, pathlib, sys, time
 from kit_rank import progress
@@ -70,7 +70,7 @@ def test_start_stall_end_and_failure_by_watch(lab: Lab) -> None:
             text=True,
         )
         try:
-            lab.wait(lambda: f"{sick.name}: ranks stand still" in _titles(hook.got), sick)
+            lab.wait(lambda: f"{sick.name}: ranks are stalled" in _titles(hook.got), sick)
             (sick / "go").touch()
             said = watch.communicate(timeout=TIMEOUT_S)[1]
         finally:
@@ -82,7 +82,7 @@ def test_start_stall_end_and_failure_by_watch(lab: Lab) -> None:
     expected = sorted(
         [
             f"{sick.name}: started",
-            f"{sick.name}: ranks stand still",
+            f"{sick.name}: ranks are stalled",
             f"{sick.name}: COMPLETED, exit code 0",
             f"{failing.name}: started",
             f"{failing.name}: FAILED, exit code 3",
@@ -90,7 +90,7 @@ def test_start_stall_end_and_failure_by_watch(lab: Lab) -> None:
     )
     assert sorted(_titles(hook.got)) == expected, said
     assert sorted(map(_subject, letters)) == expected
-    still = next(one for one in hook.got if one["title"].endswith("ranks stand still"))
+    still = next(one for one in hook.got if one["title"].endswith("ranks are stalled"))
     assert still["message"].startswith("rank 1 on "), still
     assert hook.paths == [f"/{TOKEN}"] * 5
     assert TOKEN not in said

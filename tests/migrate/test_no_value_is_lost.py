@@ -40,7 +40,7 @@ def test_each_byte_belongs_to_one_entry(name: str, tmp_path: Path) -> None:
 
 
 def _said(report: Migration) -> tuple[object, ...]:
-    """What a report tells beside the lines that it shows. A line that is left out, or not read, is told by itself."""
+    """What a report says apart from the lines that it shows. A line that is left out, or not read, has an entry of its own."""
     places = [
         (place.kind, place.what, entry.text if place.kind in ("out", "unread") else "")
         for entry in report.entries

@@ -79,7 +79,7 @@ def ranks_of(line: str) -> dict[str, list[str]]:
 
 @pytest.mark.skipif(not PY_SPY.exists(), reason="py-spy is not installed")
 def test_what_each_rank_does_is_seen_without_a_report(tmp_path: Path) -> None:
-    """With py-spy, and without it: then a loop and an endless loop look alike, and only a rank that takes no CPU stands still."""
+    """With py-spy, and without it: then a loop and an endless loop look alike, and only a rank that takes no CPU is stalled."""
     plain = os.pathsep.join(
         path for path in os.environ["PATH"].split(os.pathsep) if not (Path(path) / "py-spy").exists()
     )

@@ -68,7 +68,7 @@ HEAD = (
 
 
 def run(ward: Ward, fault: Sick, shape: str, runtime: str) -> Cell:
-    """One cell. The job is ended by scancel: it would stand still for ten minutes."""
+    """One cell. The job is ended by scancel: it would hang for ten minutes."""
     lab = ward.lab
     args = json.dumps([str(STEP_S)] if fault.groups else [fault.name, str(SICK_RANK), str(STEP_S)])
     clock = fault.act == "wrong_clock"

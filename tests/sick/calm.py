@@ -57,7 +57,7 @@ def events(run: Path) -> list[dict[str, object]]:
 
 
 def alarms(run: Path) -> list[str]:
-    """Of ranks that stand still."""
+    """Of stalled ranks."""
     return [f"{run.name}: {e}" for e in events(run) if e["event"] == "stall"]
 
 

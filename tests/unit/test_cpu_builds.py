@@ -108,7 +108,7 @@ def test_a_role_without_gpus_may_have_a_cpu_build(tmp_path: Path) -> None:
 
 
 def test_without_a_container_the_program_itself_refuses(tmp_path: Path) -> None:
-    """No lock says which torch is there, so the ranks are told that they have GPUs."""
+    """Without a lock, the kit does not know which torch the image has, so it sets KIT_DEVICE=cuda."""
     made = planned(tmp_path, containers=False)
     assert "KIT_DEVICE=cuda" in made.text_of("program.sh")
 

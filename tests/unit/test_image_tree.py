@@ -157,6 +157,25 @@ def test_a_dropped_file_lives_on_under_its_other_names(tmp_path: Path) -> None:
     assert not {"dev/a", "dev/b"} & set(found)
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize(
+    "again", [[("dev/a", "dev/a")], [("dev/b", "dev/a"), ("dev/a", "dev/b")]], ids=["itself", "in a circle"]
+)
+def test_a_dropped_name_that_comes_twice_ends(tmp_path: Path, again: list[tuple[str, str]]) -> None:
+    found = edited(links(("dev/a", b"abc"), *again, ("x", "dev/a")), ImageConfig(), tmp_path)
+    assert found["x"].size == 3
+
+
+@pytest.mark.parametrize(("target", "kept"), [("../../x", "../../x"), ("/x", "/x")])
+def test_a_symbolic_link_may_name_any_path(tmp_path: Path, target: str, kept: str) -> None:
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w") as archive:
+        link = tarfile.TarInfo("a")
+        link.type, link.linkname = tarfile.SYMTYPE, target
+        archive.addfile(link)
+    assert edited(out.getvalue(), ImageConfig(), tmp_path)["a"].linkname == kept
+
+
 def test_a_hard_link_to_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ImageError, match=r"^y: a hard link to z, which is not in the image$"):
         edited(links(("x", b"abc"), ("y", "z")), ImageConfig(), tmp_path)

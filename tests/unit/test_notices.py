@@ -114,7 +114,7 @@ def test_a_webhook_hears_each_event_once_over_requeues(tmp_path: Path, hook: Hoo
     for _ in range(2):
         watch(run, HOOK=url)
     titles = [one["title"] for one in hook.got]
-    assert titles == ["gpt-1: started", "gpt-1: ranks stand still", "gpt-1: FAILED, exit code 1"]
+    assert titles == ["gpt-1: started", "gpt-1: ranks are stalled", "gpt-1: FAILED, exit code 1"]
     assert "rank 3 on n1, step 40 (data), for 90 s" in hook.got[1]["message"]
     assert [one["type"] for one in hook.got] == ["info", "warning", "failure"]
     # Resumed: another job in the same folder, which is told of as the first was.

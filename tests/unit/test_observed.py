@@ -259,6 +259,18 @@ def test_top_shows_the_steps_of_ranks_that_print(tmp_path: Path) -> None:
     assert found.source == "rank-1.log: progress bar"
 
 
+def test_files_that_torchrun_wrote_at_the_newest_start_are_read(tmp_path: Path) -> None:
+    write_log(tmp_path, "2026-01-01T00:00:01+00:00 n7: rank 0 of 1: node rank 0, local rank 0, restart 1\n")
+    write_log(tmp_path, "".join(f"step {n}: loss {1 / n}\n" for n in range(1, 90)), "rank-0.1.stdout.log")
+    write_log(tmp_path, "".join(f"step {n}: loss {1 / n}\n" for n in range(50, 60)), "rank-0.2.stdout.log")
+    (found,) = rank_logs.read(tmp_path)
+    assert (found.rank, found.node, found.step) == (0, "n7", 59)
+    assert found.source == 'rank-0.2.stdout.log: "step N"'
+    assert [record["step"] for record in metrics.records(tmp_path)][-1] == 89, (
+        "curves come from the file with most figures"
+    )
+
+
 def test_results_keep_the_figures_of_ended_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     points = tmp_path / "points"
@@ -357,17 +369,32 @@ def test_files_that_were_submitted_are_not_the_runs(tmp_path: Path) -> None:
     assert metrics.records(tmp_path) == []
 
 
-@pytest.mark.parametrize("name", ["torch.tfevents.1", "run-offline.wandb", "metrics.csv", "trainer_state.json"])
+KIND_OF = {
+    "torch.tfevents.1": "TensorBoard",
+    "run-offline.wandb": "W&B",
+    "metrics.csv": "Lightning",
+    "trainer_state.json": "Transformers",
+}
+
+
+@pytest.mark.parametrize("name", KIND_OF)
 def test_cut_and_changed_files_raise_nothing(name: str, tmp_path: Path) -> None:
     whole = (RECORDED / name).read_bytes()
     path = tmp_path / name
     for place in range(0, min(len(whole), 3000), 61):
         for content in (whole[:place], whole[:place] + b"\xff" + whole[place + 1 :], whole[place:]):
             path.write_bytes(content)
-            event_file.read_file(path, name="a", since=0)
-            wandb_file.read_file(path, name="a", since=0)
-            tables.read_csv(path, name="a")
-            tables.read_trainer_state(path, name="a")
+            found = (
+                event_file.read_file(path, name="a", since=0),
+                wandb_file.read_file(path, name="a", since=0),
+                tables.read_csv(path, name="a"),
+                tables.read_trainer_state(path, name="a"),
+            )
+            # What is left of the file is read, and never as the file of another tracker.
+            kinds = {one.source.partition(",")[0] for one in found if one is not None}
+            assert kinds <= {KIND_OF[name]}, (place, content[:20])
+            if content == whole:
+                assert kinds == {KIND_OF[name]}
 
 
 def test_the_end_of_a_long_event_file_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Ranks that stand still: stall.awk, which the nodes run, and kit.health.progress, which a person's command does, judge alike."""
+"""Stalled ranks: stall.awk, which the nodes run, and kit.health.progress, which a person's command does, judge alike."""
 
 from __future__ import annotations
 

@@ -22,4 +22,4 @@ def test_a_watch_with_its_means() -> None:
 
 def test_a_watch_without_the_monitor_sees_nothing() -> None:
     said = sight(Job.model_validate({**JOB, "watch": {"stall": 30}, "monitor": {"enabled": False}}))
-    assert said == "watch: it sees nothing, because monitor.enabled is false"
+    assert said == "watch: nothing is seen, because monitor.enabled is false"

@@ -40,7 +40,7 @@ _ENDS: dict[str, Case] = {
     "stalled-behind": Case(
         rule="stalled-behind",
         verdict=CODE,
-        says="rank 1 on n\\d stands still at step 6 .compute. .*; 1 ranks are further",
+        says="rank 1 on n\\d is stalled at step 6 .compute. .*; 1 ranks are further",
         job=TWO,
         program=STEPS + "for step in range(1, 99):\n    time.sleep(0.1)\n"
         "    if step == (7 if rank == 1 else 8):\n        time.sleep(300)\n    progress.step(step)\n",
@@ -60,7 +60,7 @@ _ENDS: dict[str, Case] = {
     "stalled-together": Case(
         rule="stalled-together",
         verdict=AGAIN,
-        says="all 2 ranks stand still at step 4 .communicate.",
+        says="all 2 ranks are stalled at step 4 .communicate.",
         job=TWO,
         program=STEPS + "for step in range(1, 5):\n    time.sleep(0.1)\n    progress.step(step)\n"
         "with progress.phase('communicate'):\n    time.sleep(300)\n",

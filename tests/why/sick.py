@@ -1,4 +1,4 @@
-"""Cases of ranks that stand still, and of nodes that are ill, which need torch or a node that something is done to."""
+"""Cases of stalled ranks, and of nodes that are ill, which need torch or a node that something is done to."""
 
 from __future__ import annotations
 

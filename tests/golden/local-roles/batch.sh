@@ -381,10 +381,12 @@ train() {
 }
 
 main() {
-    # Other users must not change the kit's files, nor the log that Slurm has made. The ranks get the user's own umask, not srun's.
+    # Other users must not change the kit's files, nor the log that Slurm has made. The ranks get the user's own umask back. srun
+    # would take the submitter's.
     KIT_UMASK="$(umask)"
     export KIT_UMASK
-    unset SLURM_UMASK && umask g-w,o-w
+    umask g-w,o-w
+    unset SLURM_UMASK
     [[ ! -f /dev/stdout ]] || chmod go-w /dev/stdout || true
     environment::require_allocation
     output_links::link
