@@ -57,6 +57,27 @@ Pip = Annotated[
         help="A Python package for the new image; repeatable. Without --from, the new image is based on train-cpu.",
     ),
 ]
+FromDockerfile = Annotated[
+    Path | None,
+    typer.Option(
+        "--from-dockerfile",
+        metavar="PATH",
+        help="Create a new image of this Dockerfile, or of a folder's own, instead of a job file. Nothing is copied.",
+    ),
+]
+Requirements = Annotated[
+    Path | None,
+    typer.Option(
+        "--requirements",
+        metavar="FILE",
+        help="Create a new image with the Python packages of this file: requirements.txt, pyproject.toml, uv.lock, "
+        "poetry.lock, or an environment.yml with packages of pip.",
+    ),
+]
+Extra = Annotated[
+    list[str] | None,
+    typer.Option("--extra", help="Optional dependencies of the file of --requirements, by their name; repeatable."),
+]
 
 
 def init(
@@ -68,14 +89,28 @@ def init(
     force: Force = False,
     base: Base = None,
     pip: Pip = None,
+    from_dockerfile: FromDockerfile = None,
+    requirements: Requirements = None,
+    extra: Extra = None,
 ) -> None:
     """Write a first job file that runs your program or the launcher's example. On a terminal, kit asks for missing values."""
     from kit import config, data_folders
     from kit.errors import UsageError
     from kit.workflow import first_job
 
-    if base or pip:
-        _write_image(image, base or "train-cpu", pip or [], data_folders.project(folder))
+    if base or pip or from_dockerfile or requirements or extra:
+        from kit.workflow import own_image
+
+        wanted = own_image.OwnImage(
+            name=image,
+            base=base,
+            packages=tuple(pip or ()),
+            dockerfile=from_dockerfile,
+            requirements=requirements,
+            extras=tuple(extra or ()),
+        )
+        print(own_image.write(wanted, folder, _say))
+        print(f"next: kit build-image {image}", file=sys.stderr)
         return
     path = folder / "job.toml"
     if path.exists() and not force:
@@ -124,19 +159,6 @@ def _write_checked(path: Path, asked: FirstJob, cluster: str | None) -> None:
         print(f"{one['source']}/ is mounted at {one['target']}, read-only", file=sys.stderr)
     if lines := first_job.ignore_outputs(project):
         print(f"{project / '.gitignore'}: {' '.join(lines)}", file=sys.stderr)
-
-
-def _write_image(name: str | None, base: str, packages: list[str], project: Path) -> None:
-    from kit.errors import UsageError
-    from kit.images import first_image
-
-    if not name:
-        raise UsageError(
-            "--from and --pip describe a new image, and --image does not name it",
-            hint="kit init --image mine --from train-cpu",
-        )
-    print(first_image.write(name, base=base, packages=packages, project=project))
-    print(f"next: kit build-image {name}", file=sys.stderr)
 
 
 def _say(line: str) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+import tomli_w
+
 from kit import data_folders
 from kit.errors import LockError, UsageError
 from kit.images import image_lock
@@ -20,7 +22,7 @@ image = "{base}"       # exactly the bytes of its image.lock
 [python]
 requirements = "requirements.lock"   # written by the kit from requirements.txt
 version = "{version}"
-"""
+{indexes}"""
 
 _DOCKERFILE = """\
 # BASE comes from image.toml; wheels/ holds the packages of requirements.lock, fetched on the host: nothing here uses a network.
@@ -62,11 +64,11 @@ def _with(*lines: str, exports: str) -> str:
     return _DOCKERFILE.replace("<<EXPORTS>>", exports).replace("<<CHANGES>>", "\n".join(lines))
 
 
-def write(name: str, *, base: str, packages: Sequence[str], project: Path) -> Path:
+def write(name: str, *, base: str, packages: Sequence[str], project: Path, indexes: Sequence[str] = ()) -> Path:
     """Write containers/NAME in the project and return the folder.
 
-    base: an image that has a lock. packages: requirements in pip's form. UsageError for a name that is taken or invalid, LockError
-    for a base without a lock.
+    base: an image that has a lock. packages: requirements in pip's form. indexes: further ones that have them. UsageError for a
+    name that is taken or invalid, LockError for a base without a lock.
     """
     if not NAME.holds(name):
         raise UsageError(f"--image {name}: not the name of an image", hint=NAME.how)
@@ -81,7 +83,8 @@ def write(name: str, *, base: str, packages: Sequence[str], project: Path) -> Pa
         raise LockError(f"image {base} has no lock", hint=f"run 'kit build-image {base}' first")
     version = ".".join(image_lock.read(place).packages.apt.get("python3", "3.11").split(".")[:2])
     folder.mkdir(parents=True)
-    (folder / "image.toml").write_text(_TOML.format(base=base, version=version), encoding="utf-8")
+    more = tomli_w.dumps({"extra-indexes": list(indexes)}) if indexes else ""
+    (folder / "image.toml").write_text(_TOML.format(base=base, version=version, indexes=more), encoding="utf-8")
     (folder / "Dockerfile").write_text(dockerfile(), encoding="utf-8")
     (folder / "requirements.txt").write_text("".join(f"{package}\n" for package in packages), encoding="utf-8")
     return folder

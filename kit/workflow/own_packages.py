@@ -3,39 +3,25 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import shutil
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
-from kit import data_folders, untrusted_files
-from kit.errors import UsageError
+from kit import data_folders
 from kit.images import first_image, image_lock
 from kit.spec.image import canonical
+from kit.workflow import requirement_files
+from kit.workflow.requirement_files import Needs
 
 # The image that a new one builds on.
 BASE = "train-cpu"
-_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*(?=$|[<>=!~;@, ])")
-
-
-@dataclass(frozen=True)
-class Needs:
-    """The requirements of a folder. source: the file that names them. lines: pip's form. left: lines that an image cannot take."""
-
-    source: str
-    lines: tuple[str, ...]
-    left: tuple[str, ...]
 
 
 def read(folder: Path) -> Needs | None:
-    """The requirements in requirements.txt, else in pyproject.toml; None without either. UsageError for a broken pyproject.toml."""
-    for name, lines_of in (("requirements.txt", _of_requirements), ("pyproject.toml", _of_project)):
+    """The requirements in requirements.txt, else in pyproject.toml; None without either. UsageError for a broken file."""
+    for name in ("requirements.txt", "pyproject.toml"):
         if (folder / name).is_file():
-            lines = lines_of(folder / name)
-            taken = tuple(line for line in lines if _NAME.match(line))
-            return Needs(name, taken, tuple(line for line in lines if line not in taken))
+            return requirement_files.read(folder / name)
     return None
 
 
@@ -67,23 +53,20 @@ def remove(folder: Path) -> None:
         folder.parent.rmdir()
 
 
+def conflicts(needs: Needs, base: str, project: Path) -> list[str]:
+    """The requirements with == of packages that the image `base` has in another version, as `torch==2.9.0: 2.6.0`."""
+    place = image_lock.find(base, project=project)
+    held: Mapping[str, str] = image_lock.read(place).packages.pip if place else {}
+    there = {canonical(name): version for name, version in held.items()}
+    # A lock for several Pythons names a package several times, each with a marker.
+    held_names = {requirement_files.name_in(line) for line in needs.lines if _held(line, there)}
+    named = [(line, requirement_files.name_in(line) or "") for line in needs.lines]
+    return [
+        f"{line.partition(';')[0].strip()}: {there[name]}" for line, name in named if name in there.keys() - held_names
+    ]
+
+
 def _held(line: str, there: Mapping[str, str]) -> bool:
     """Whether an image has the package of a requirement; of a requirement with ==, whether it has this version."""
-    found = _NAME.match(line)
-    version = there.get(canonical(found[1])) if found else None
-    exact = re.search(r"==\s*([A-Za-z0-9.]+)(?!\.?\*)", line)
-    return version is not None and (exact is None or version.partition("+")[0] == exact[1])
-
-
-def _of_requirements(path: Path) -> list[str]:
-    lines = (re.sub(r"(^|\s)#.*", "", line).strip() for line in untrusted_files.read_text(path).splitlines())
-    return [line for line in lines if line]
-
-
-def _of_project(path: Path) -> list[str]:
-    try:
-        project = tomllib.loads(untrusted_files.read_text(path)).get("project", {})
-    except tomllib.TOMLDecodeError as error:
-        raise UsageError(f"{path}: {error}", hint="name the image yourself: --image") from None
-    found = project.get("dependencies", []) if isinstance(project, dict) else []
-    return [line for line in found if isinstance(line, str)] if isinstance(found, list) else []
+    version, exact = there.get(requirement_files.name_in(line) or ""), requirement_files.exact_version(line)
+    return version is not None and exact in (None, version, version.partition("+")[0])
