@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit training foreign gpu-check own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs lock bench bench-when bench-forecast release submit clean
+.PHONY: help setup demo test unit training foreign gpu-check gpu-images own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs lock bench bench-when bench-forecast release submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -120,6 +120,9 @@ docs: ## the site of the pages in site/, for any browser, without a network
 lock: ## rewrite requirements/dev.lock
 	@.venv/bin/pip-compile --quiet --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \
 		--no-header --strip-extras --allow-unsafe --extra dev --output-file requirements/dev.lock pyproject.toml requirements/dev.in
+
+gpu-images: setup ## build train-gpu and frameworks-gpu: root, an engine, 25 GB of disk, an index with NVIDIA's wheels; no GPU
+	@KIT_GPU_IMAGES=1 $(PY) -m pytest -m slow -rs tests/cluster/test_gpu_images.py $(ARGS)
 
 gpu-check: setup ## every training program once on this machine's GPUs, and one table; PYTHON=… has torch and the frameworks
 	@$(PY) scripts/gpu_check.py --python $(or $(PYTHON),.train-venv/bin/python) $(ARGS)

@@ -9,6 +9,8 @@ from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
 from kit.spec.image import Packages
 
+# Images of containers/ with torch for CPUs, and their counterparts for NVIDIA GPUs (docs/guides/first-gpu-job.md).
+_FOR_GPUS = {"train-cpu": "train-gpu", "frameworks-cpu": "frameworks-gpu"}
 # The beginnings of names of packages that compute on GPUs without torch.
 _OTHER_GPU_PACKAGES = ("cupy-", "jax-cuda", "jax-rocm", "nvidia-cublas", "nvidia-cuda-runtime", "tensorflow")
 
@@ -29,11 +31,12 @@ def _faults(made: Decisions) -> Iterator[Fault]:
         if lock is None or build is None or (not made.computes_with_torch(placed) and _has_other(lock.packages)):
             continue
         gpus = made.allocation.gpus_per_node
+        key = f"roles.{placed.name}.image" if placed.role.image else "image"
         yield Fault(
-            key=f"roles.{placed.name}.image" if placed.role.image else "image",
+            key=key,
             problem=f"{lock.name!r} has torch {build}, a build for CPUs, and the job asks for {gpus} "
             f"GPU{'' if gpus == 1 else 's'} on each node",
-            hint=_hint(made, placed),
+            hint=f"{_image_for_gpus(key, lock.name)}; or {_on_cpus(made, placed)}",
         )
 
 
@@ -47,14 +50,17 @@ def _has_other(packages: Packages) -> bool:
     return any(name.startswith(_OTHER_GPU_PACKAGES) for name in packages.pip)
 
 
-def _hint(made: Decisions, placed: RolePlacement) -> str:
-    """To compute on CPUs is the only advice that works everywhere; an image for GPUs depends on the cluster's driver."""
+def _image_for_gpus(key: str, name: str) -> str:
+    """Whether the image fits the cluster's driver, the kit cannot know."""
+    other = _FOR_GPUS.get(name)
+    return f"kit build-image {other}, then --set {key}={other}" if other else "an image whose torch is built for GPUs"
+
+
+def _on_cpus(made: Decisions, placed: RolePlacement) -> str:
     job = made.job
     if placed.name in job.roles:
-        words = f"--set 'roles.{placed.name}.gpus=[]' for a role that needs none"
-    elif job.rl is not None or job.sft is not None:
-        words = f"--set {'sft' if job.rl is None else 'rl'}.gpus_per_node=0 to use CPUs"
-    else:
-        ranks = made.allocation.ranks_per_node
-        words = f"--set resources.gpus_per_node=0 --set resources.ranks_per_node={ranks} to use CPUs"
-    return f"an image whose torch is built for GPUs; or {words}"
+        return f"--set 'roles.{placed.name}.gpus=[]' for a role that needs none"
+    if job.rl is not None or job.sft is not None:
+        return f"--set {'sft' if job.rl is None else 'rl'}.gpus_per_node=0 to use CPUs"
+    ranks = made.allocation.ranks_per_node
+    return f"--set resources.gpus_per_node=0 --set resources.ranks_per_node={ranks} to use CPUs"

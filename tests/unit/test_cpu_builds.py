@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from kit.planning.plan import Plan, plan
 from kit.runs.prepare_run import prepare
 from kit.spec.image import Packages
 from tests.support import REPO, make_lock, make_site, write_job
+from tests.unit.test_gpu_images import locked
 
 JOB = 'name = "digits"\nlauncher = "{launcher}"\nimage = "train-cpu"\n{program}\n[resources]\nnodes = 2\ngpus_per_node = 2\n'
 CPU = {"torch": "2.13.0+cpu"}
@@ -36,6 +38,11 @@ def planned(
     return plan(resolved, lock, make_site(containers=containers), role_locks={"tools": lock})
 
 
+def advised(words: str) -> tuple[str, ...]:
+    """What a hint says to give to --set."""
+    return tuple(re.findall(r"--set (\S+)", words))
+
+
 def refused(folder: Path, **given: object) -> ConfigError:
     with pytest.raises(ConfigError) as caught:
         planned(folder, **given)  # type: ignore[arg-type]
@@ -48,10 +55,12 @@ def test_a_cpu_build_on_gpus_is_refused_and_its_advice_works(tmp_path: Path) -> 
     assert fault.problem == (
         "'train-cpu' has torch 2.13.0+cpu, a build for CPUs, and the job asks for 2 GPUs on each node"
     )
-    words = fault.hint.split()
-    advised = tuple(words[place + 1] for place, word in enumerate(words) if word == "--set")
-    made = planned(tmp_path, overrides=advised)
+    for_gpus, on_cpus = (advised(words) for words in fault.hint.split("; or "))
+    made = planned(tmp_path, overrides=on_cpus)
     assert (made.allocation.gpus_per_node, made.allocation.world_size) == (0, 4)
+    assert for_gpus == ("image=train-gpu",)
+    made = planned(tmp_path, overrides=for_gpus, packages=locked("train-gpu"))
+    assert (made.allocation.gpus_per_node, made.allocation.world_size) == (2, 4)
 
 
 def test_the_kits_own_example_and_image_are_refused_on_a_cluster_with_gpus(tmp_path: Path) -> None:
