@@ -9,11 +9,42 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kit.api import Run, SweepRun, plan, results, submit, sweep
+    from kit.api import (
+        PlannedJob,
+        Run,
+        SweepRun,
+        cancel,
+        find_run,
+        list_runs,
+        logs,
+        plan,
+        rerun,
+        results,
+        status,
+        submit,
+        sweep,
+        why,
+    )
     from kit.spec.job import Job
 
 __version__ = "0.1.0"
-__all__ = ["Job", "Run", "SweepRun", "plan", "results", "submit", "sweep"]
+__all__ = [
+    "Job",
+    "PlannedJob",
+    "Run",
+    "SweepRun",
+    "cancel",
+    "find_run",
+    "list_runs",
+    "logs",
+    "plan",
+    "rerun",
+    "results",
+    "status",
+    "submit",
+    "sweep",
+    "why",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,7 +6,9 @@ The folder is the registry: an entry `NAME` of `kind` is `<root>/<kind>/NAME` (a
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -16,6 +18,10 @@ import platformdirs
 from kit.errors import ConfigError, Fault, did_you_mean, nearest
 
 KINDS = ("clusters", "containers", "launchers", "mounts")
+
+
+# The folder whose project the Python API was given, in place of the working folder's.
+_start: ContextVar[Path | None] = ContextVar("start of the project", default=None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +46,30 @@ def packaged() -> Path:
 
 
 def project(start: Path | None = None) -> Path:
-    """The project of `start` (default: the working folder).
+    """The project of `start` (default: the folder of `in_project`, else the working folder).
 
     It is the nearest parent folder with `.git` or one of the data folders; if there is none, `start` itself.
     """
-    here = (start or Path.cwd()).resolve()
+    here = (start or _start.get() or Path.cwd()).resolve()
     # The kit's own user folders also contain `clusters/`, and the root may contain anything.
     never = {Path("/"), user_data().resolve(), user_config().resolve()}
     for folder in (here, *here.parents):
         if (folder / ".git").exists() or (folder not in never and any((folder / kind).is_dir() for kind in KINDS)):
             return folder
     return here
+
+
+@contextmanager
+def in_project(folder: Path | None) -> Iterator[None]:
+    """Within the block, and in this thread or task, the project is that of `folder`; None changes nothing."""
+    if folder is None:
+        yield
+        return
+    token = _start.set(folder)
+    try:
+        yield
+    finally:
+        _start.reset(token)
 
 
 def user_config() -> Path:

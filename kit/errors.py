@@ -3,7 +3,8 @@
     KitError                 1   anything without a class of its own
     ├── UsageError           2   the command line itself (Typer uses 2 as well)
     ├── ConfigError          3   job.toml, clusters/, mounts/, launchers/, image.toml, --set
-    │   └── NotBuiltError    3   the job names an image that was never built
+    │   ├── NotBuiltError    3   the job names an image that was never built
+    │   └── PlanChangedError 3   the job or its inputs changed between plan and submit
     ├── ToolError            4   a program that the kit drives is missing, failed or timed out
     ├── ImageError           5   build, squash, lock, store
     │   ├── EngineError      5   no container engine answers
@@ -89,6 +90,10 @@ class NotBuiltError(ConfigError):
     """The job names an image that was never built, so no lock pins it. image: its name."""
 
     image = ""
+
+
+class PlanChangedError(ConfigError):
+    """The job, or something that it uses, changed between plan and submit."""
 
 
 class ToolError(KitError):

@@ -145,9 +145,9 @@ def _here(name: str, runs_dir: Path | None) -> Path:
 
 
 def _ended(run_dir: Path) -> Ended:
+    from kit.answers.explain_run import explain
     from kit.bisection.judge import Ended
     from kit.cli.wait_and_follow import queue
-    from kit.cli.why import explain
     from kit.runs import from_accounting, which_slurm
     from kit.runs import status as of
 

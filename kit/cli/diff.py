@@ -47,9 +47,9 @@ def diff(
 
 def recorded(run_dir: Path) -> Recorded:
     """A run with the data of Slurm and of its accounting."""
+    from kit.answers.explain_run import explain
     from kit.cli.runs import warn
     from kit.cli.wait_and_follow import queue
-    from kit.cli.why import explain
     from kit.comparison.recorded_run import read
     from kit.runs import from_accounting, which_slurm
     from kit.runs import status as of

@@ -113,8 +113,9 @@ def show(source: str, chunk: bytes, *, raw: bool = False, as_json: bool = False)
     from kit.runs import logs as reading
 
     if as_json:
-        lines = chunk.decode(errors="replace").split("\n")[:-1]
-        sys.stdout.write("".join(f"{json.dumps({'source': source, 'line': line})}\n" for line in lines))
+        from kit.answers.log_lines import lines_of
+
+        sys.stdout.write("".join(f"{json.dumps(vars(line))}\n" for line in lines_of(source, chunk)))
     else:
         sys.stdout.buffer.write(reading.shown(source, chunk, raw=raw))
 
@@ -167,7 +168,7 @@ def _say(line: str) -> None:
 
 def require_success(one: Status) -> None:
     """RunFailed with the run's own exit code, unless it ended with 0."""
-    from kit.cli.why import first_line
+    from kit.answers.explain_run import first_line
     from kit.errors import RunFailed
 
     if one.state == "COMPLETED" and not one.exit_code:

@@ -123,11 +123,12 @@ def prepare_resolved(
     live: bool = False,
     earlier: Earlier | None = None,
     run_id: str | None = None,
+    seed: int | None = None,
 ) -> Prepared:
     """Plan a resolved job.
 
-    live: run in the job's folder itself, whatever the job says. earlier: the run that it repeats. run_id: used instead of a new
-    one.
+    live: run in the job's folder itself, whatever the job says. earlier: the run that it repeats. run_id, seed: used instead of new
+    ones; a job's own seed comes first.
     """
     if live:
         resolved = replace(resolved, job=resolved.job.model_copy(update={"snapshot": False}))
@@ -146,6 +147,7 @@ def prepare_resolved(
         pyxis = client.has_pyxis(env=env)
     locks = (lock_of(resolved, earlier), role_locks_of(resolved, earlier)) if containers else (None, {})
     site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers, run_id=run_id)
+    site = site if seed is None else replace(site, seed=seed)
     if remote:
         site = _over_there(site, remote)
     uid = remote.connection.uid if remote else None

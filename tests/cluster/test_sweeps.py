@@ -326,14 +326,20 @@ def test_the_example_of_twelve_trainings(lab: Lab, fewer: bool, tmp_path: Path) 
 
 
 API = """
-from kit import Job, submit, sweep
+import kit
+from kit import Job, plan, submit, sweep
 options = {"name": "api", "launcher": "ddp", "script": "program.py", "shape": "srun", "container": {"runtime": "bubblewrap"},
            "resources": {"nodes": 1, "gpus_per_node": 1}}
-first = submit(Job(**options, args=("--lr", "0.01"), seed=3), cluster=CLUSTER)
+planned = plan(Job(**options, args=("--lr", "0.01"), seed=3), cluster=CLUSTER)
+first = submit(planned)
+assert first.folder.name == planned.run_id
 second = submit(Job(**options, args=("--lr", "0.02"), seed=3), cluster=CLUSTER, after=[first])
 end = second.wait()
 assert (end.state, end.exit_code) == ("COMPLETED", 0), end
 assert first.metrics() == {"loss": 0.03}, first.metrics()
+assert kit.status(first).state == kit.why(first).state == "COMPLETED"
+assert [one.run for one in kit.list_runs()] == [first.folder.name, second.folder.name]
+assert kit.cancel(first)[0].state == "COMPLETED"
 many = sweep(Job(**options, sweep={"metric": "loss", "grid": {"args.--lr": [0.01, 0.1], "seed": [1, 2]}}), cluster=CLUSTER)
 failed = many.wait()
 best = many.results().best

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.cli import runs
+from kit.answers import run_status
 from kit.planning.placement import RolePlacement
 from kit.planning.plan import Plan
 from kit.runs import manifest
@@ -109,7 +109,7 @@ def test_head_banner_manifest_status_and_ranks_agree(case: Case | Single, tmp_pa
     record = manifest.read(tmp_path / "manifest.json")
     assert record.world_sizes == sizes
     (status,) = of([tmp_path], queue=lambda _: {})
-    assert runs._listed(status)["world_sizes"] == sizes
+    assert run_status.listed(status).world_sizes == sizes
 
 
 def test_world_sizes_in_words() -> None:

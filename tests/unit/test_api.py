@@ -10,7 +10,8 @@ import pytest
 
 import kit
 from kit import Job, plan, shell, submit, sweep
-from kit.errors import ConfigError, UsageError
+from kit.answers.planned_job import as_planned
+from kit.errors import ConfigError, PlanChangedError, RunError, UsageError
 from kit.planning.plan import Plan
 from kit.runs.prepare_run import prepare
 from tests.support import write_job
@@ -48,6 +49,56 @@ def test_a_job_in_python_is_the_job_of_a_file(project: Path) -> None:
         plan(job, cluster="here", folder=project, containers=False, overrides=["resources.nodes=3"]).allocation.nodes
         == 3
     )
+
+
+def test_an_unchanged_plan_is_what_would_be_submitted(project: Path) -> None:
+    made = plan(project, cluster="here", containers=False)
+    assert as_planned(made) is made.prepared
+    assert made.run_id == made.prepared.plan.run_id
+    assert made.digest != plan(project, cluster="here", containers=False).digest, "each plan is a run of its own"
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "changed"),
+    [
+        ("job.toml", f"{JOB}# a comment", "job file, workspace"),
+        ("train.py", "print()", "workspace"),
+        ("clusters/here.toml", CLUSTER.replace("cpus = 8", "cpus = 16"), "cluster.toml"),
+    ],
+)
+def test_a_plan_is_refused_after_a_change(project: Path, file: str, text: str, changed: str) -> None:
+    made = plan(project, cluster="here", containers=False)
+    before = (project / file).read_text()
+    (project / file).write_text(text)
+    with pytest.raises(PlanChangedError, match=f"changed since {made.run_id} was planned: .*{changed}"):
+        submit(made)
+    assert not made.run_dir.exists(), "nothing is submitted"
+    (project / file).write_text(before)
+    assert as_planned(made) is made.prepared, "the same bytes are the same plan"
+
+
+def test_a_plan_is_refused_a_second_time(project: Path) -> None:
+    made = plan(project, cluster="here", containers=False)
+    made.run_dir.mkdir(parents=True)
+    with pytest.raises(RunError, match="this plan was submitted already"):
+        submit(made)
+
+
+def test_the_project_may_be_another_than_that_of_the_working_folder(
+    project: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
+    assert kit.list_runs(project=project) == []
+    with pytest.raises(RunError, match=f"nothing: no such run under {project}|no such run"):
+        kit.status("nothing", project=project)
+    run_dir = project / "runs" / "a-run"
+    (run_dir / "logs").mkdir(parents=True)
+    (run_dir / "manifest.json").write_text("{")
+    (run_dir / "logs" / "rank-0.log").write_text("one\ntwo\n")
+    found = kit.find_run("a-run", project=project)
+    assert found.folder == run_dir
+    assert [(one.source, one.line) for one in kit.logs(found, tail=1)] == [("rank-0", "two")]
+    assert [(one.run, one.state) for one in kit.list_runs(project=project)] == [("a-run", "UNREADABLE")]
 
 
 def test_a_loop_over_jobs(project: Path) -> None:
