@@ -14,6 +14,7 @@ from kit.config import job_references, program_arguments
 from kit.config.extends import job_files
 from kit.config.layers import Layer, merge, merge_all, merge_and_validate, parse_overrides, set_by
 from kit.config.program_arguments import ProgramWords
+from kit.config.site_parts import SitePart, read_site_parts
 from kit.config.toml_file import Table, load_model, load_toml, shown
 from kit.errors import ConfigError, Fault, nearest
 from kit.spec.cluster import Cluster
@@ -46,6 +47,7 @@ class Resolved:
     asked_slurm: Mapping[str, Any]
     # The user's batch template: its name in errors, its contents.
     template: tuple[str, str] | None = None
+    site_parts: tuple[SitePart, ...] = ()
     set_by: tuple[SetBy, ...] = ()
     words: ProgramWords = field(default_factory=ProgramWords)
     args_change: tuple[tuple[str, ...], tuple[str, ...]] | None = None
@@ -98,6 +100,7 @@ class Sources:
             asked=mine.get("resources", {}),
             asked_slurm=mine.get("slurm", {}),
             template=job_references.template(job, self._job_dir, file),
+            site_parts=self._site_parts,
             set_by=set_by(layers, self._kinds(layers, entry)),
             words=self.words,
             args_change=self._args_change(layers),
@@ -198,6 +201,10 @@ class Sources:
     @cached_property
     def _shown(self) -> Callable[[Path], str]:
         return lru_cache(maxsize=None)(shown)
+
+    @cached_property
+    def _site_parts(self) -> tuple[SitePart, ...]:
+        return read_site_parts(self.place, self.cluster.path, self._files[1])
 
     @cached_property
     def _job_dir(self) -> Path:

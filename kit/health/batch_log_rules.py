@@ -173,6 +173,13 @@ BATCH = (
         next="kit logs {run} --grep .",
     ),
     Rule(
+        id="site-part-failed",
+        verdict=ADMIN,
+        pattern=r"error: part (?P<name>\w+) of the site: before_ranks (?P<what>ended with exit code \d+|took longer than \d+ s)",
+        says="the site's own part {name} ended the job before its ranks: its before_ranks {what}",
+        advice="the lines above it in the batch log are the part's own; those who look after the cluster wrote it",
+    ),
+    Rule(
         id="torchrun-missing",
         verdict=JOB,
         pattern=r"specification for 'torch\.distributed\.run' \(ModuleNotFoundError: No module named '(?P<name>\w+)'",

@@ -8,13 +8,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from kit.health import batch_log_rules, blamed_rank, next_command, slurm_state_rules, stall_rules
-from kit.health.answer import AGAIN, CODE, JOB, LOGS, NOTHING, Answer, Evidence, Rule, filled
+from kit.health.answer import AGAIN, CODE, JOB, LOGS, NOTHING, RANK_LOG, Answer, Evidence, Rule, filled
 from kit.health.run_record import Log, Record, shown
 from kit.spec.run_exit_codes import RunExitCode
 from kit.spec.run_paths import RunPaths
 
 _FATAL = r"^\S+ \S+: error: (?P<what>.+)"
 _MOST_REPORTS = 64
+# Rules of the batch log for what ends a job before its ranks start.
+_BEFORE_RANKS = frozenset(
+    (
+        "all-reduce",
+        "disk-full",
+        "image-refused",
+        "once-failed",
+        "site-part-failed",
+        "stage-failed",
+        "stage-image",
+        "stage-node",
+    )
+)
 
 
 def explain(record: Record) -> Answer:
@@ -63,13 +76,7 @@ def _before_ranks(record: Record) -> Answer | None:
             for path in reports:
                 if found := _in_log(record, rule, record.log(path)):
                     return found
-    early = tuple(
-        rule
-        for rule in batch_log_rules.BATCH
-        if rule.id
-        in {"stage-image", "stage-node", "stage-failed", "once-failed", "all-reduce", "image-refused", "disk-full"}
-    )
-    return _batch(record, early)
+    return _batch(record, tuple(rule for rule in batch_log_rules.BATCH if rule.id in _BEFORE_RANKS))
 
 
 def _certain(record: Record) -> Answer | None:
@@ -104,7 +111,7 @@ def _in_log(record: Record, rule: Rule, log: Log) -> Answer | None:
                 verdict=rule.verdict,
                 line=filled(rule.says, values),
                 advice=filled(rule.advice, values),
-                next=filled(rule.next, values),
+                next=filled(LOGS if rule.next == RANK_LOG and not values.get("rank") else rule.next, values),
                 evidence=(Evidence(file=log.name, line=log.number(place), text=shown(line)),),
             )
     return None

@@ -81,6 +81,8 @@ def _settings(made: Decisions) -> dict[str, Any]:
         "avoid_dir": f"{made.site.runs_dir}/{AVOID_DIR}",
         "inherit": tuple(dict.fromkeys((*job.inherit, *site_shell.carried(made)))),
         "outlives": made.outlives,
+        "site_parts": [" ".join((part.name, *part.phases)) for part in made.resolved.site_parts],
+        "site_parts_limit": made.resolved.cluster.parts.timeout_s,
     }
 
 

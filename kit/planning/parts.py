@@ -53,6 +53,7 @@ def file_names(made: Decisions) -> tuple[str, ...]:
 def texts(made: Decisions) -> dict[str, str]:
     """Name -> text of all files in the run's bin/ and lib/, with the stand-ins for modules that this run does not have."""
     found = {name: plain(name) for name in file_names(made)}
+    found |= {f"lib/site/{part.name}.sh": part.text for part in made.resolved.site_parts}
     absent = {f"lib/{name}": plain(f"data/absent/{name}") for name in absent_names()}
     return found | {name: text for name, text in absent.items() if name not in found}
 
@@ -127,6 +128,10 @@ def _rotate(made: Decisions) -> str | None:
     return "rerun --rotate" if made.site.node_order else None
 
 
+def _site_parts(made: Decisions) -> str | None:
+    return f"parts.folder of cluster {made.resolved.cluster_name}" if made.resolved.site_parts else None
+
+
 def _container(made: Decisions) -> str | None:
     return "container.runtime" if made.runtime.containerized else None
 
@@ -180,6 +185,7 @@ PARTS = (
         asked_by=_observed_ranks,
         files=("bin/sample-ranks.sh", "lib/observed_ranks.sh", "lib/rank_samples.awk"),
     ),
+    Part(name="site_parts", asked_by=_site_parts, files=("lib/site_parts.sh",)),
     Part(name="staging", asked_by=_staging, files=("bin/stage.sh",), phases=False),
     Part(name="preflight", asked_by=_preflight, files=("bin/preflight.sh", "bin/probe.sh"), phases=False),
     Part(name="monitor", asked_by=_monitor, files=("bin/gpu-monitor.sh", "lib/rank_progress.sh"), phases=False),

@@ -167,6 +167,18 @@ class StoreRules(Model):
     )
 
 
+class SiteParts(Model):
+    """A site's own parts: scripts whose functions the batch script of every job calls."""
+
+    folder: Text | None = Field(
+        default=None,
+        description="Folder with files NAME.sh. A relative path starts at the folder of the cluster's file. Nobody but root and "
+        "the submitter may be able to change the files.",
+        examples=["parts"],
+    )
+    timeout_s: int = Field(default=60, ge=1, le=86_400, description="Time limit of each phase of a part, in seconds.")
+
+
 def _host(value: str) -> str:
     """A word that ssh can only take for a host."""
     if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.@:%-]*", value):
@@ -255,6 +267,7 @@ class Cluster(Model):
         examples=[["NCCL_*"]],
     )
     setup: tuple[Text, ...] = Field(default=(), description="Shell lines that run before the job's own `setup` lines.")
+    parts: SiteParts = Field(default_factory=SiteParts)
     max_array: int = Field(
         default=1001,
         ge=1,

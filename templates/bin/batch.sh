@@ -70,6 +70,10 @@ readonly -a KIT_AFTER_ARGV={{ after_argv | sh }}
 {% if lines_limit %}
 readonly -A KIT_LINES_LIMIT={{ lines_limit | sh }}
 {% endif %}
+{% if site_parts %}
+readonly -a KIT_SITE_PARTS={{ site_parts | sh }}
+readonly KIT_SITE_PARTS_LIMIT={{ site_parts_limit | sh }}
+{% endif %}
 readonly -a KIT_CONTAINER_ARGV={{ container_argv | sh }}
 # Features that only a key of the job brings: lib/parts.sh calls them.
 readonly -a KIT_PARTS=(

@@ -168,6 +168,7 @@ LINES = {
     "stage-image": "  | n2: image not staged: the copy has the digest 1234, the lock says 5678",
     "stage-node": "  | n2: image not staged: its 900 MB do not fit: /tmp/kit-ada/images has 20 MB free",
     "stage-failed": "2026-11-22T13:00:00+0000 n1: error: the image was not staged on every node; no rank was started",
+    "site-part-failed": "2026-11-22T13:00:00+0000 n1: error: part scratch of the site: before_ranks ended with exit code 75",
     "all-reduce": "2026-11-22T13:00:00+0000 n1: error: the all-reduce over 16 ranks did not end within 60 s; see /r/logs",
     "nodes-too-few": "2026-11-22T13:00:00+0000 n1: error: 1 good nodes are left of 2, the plan wants 2",
     "role-silent": "2026-11-22T13:00:00+0000 n1: error: role policy was not ready within 60 s: no answer to http://n1:1",
@@ -269,6 +270,17 @@ def test_every_rule_has_a_case() -> None:
 @pytest.mark.parametrize("name", LINES)
 def test_a_line_of_an_end_that_has_no_case(name: str) -> None:
     assert any(rule.search(LINES[name]) for rule in tables() if rule.id == name)
+
+
+def test_the_next_command_of_an_end_before_the_ranks_names_no_rank(tmp_path: Path) -> None:
+    run = shutil.copytree(FOLDER / "once-failed", tmp_path / "once-failed")
+    log = run / "logs" / "batch.log"
+    lines = [line for line in log.read_text().splitlines() if "the lines of [once]" not in line]
+    log.write_text("\n".join((*lines[:-1], LINES["site-part-failed"], lines[-1])) + "\n")
+    (one,) = status.of([run], queue=lambda cluster: {})
+    found = explain(Record(status=one))
+    assert (found.rule, found.next) == ("site-part-failed", "kit logs once-failed --tail 50")
+    assert "own part scratch ended the job before its ranks: its before_ranks ended with exit code 75" in found.line
 
 
 def test_a_case_that_is_only_printed_says_so() -> None:
