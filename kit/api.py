@@ -25,7 +25,7 @@ from kit import data_folders
 from kit.answers import log_lines, named_runs, planned_job, run_status
 from kit.answers.explain_run import Explanation, explanation
 from kit.answers.log_lines import LogLine
-from kit.answers.planned_job import JobRequest, PlannedJob
+from kit.answers.planned_job import JobToPlan, PlannedJob
 from kit.answers.run_status import ListedRun, RunStatus
 from kit.runs import find_runs, remote_clusters, unmade_points, which_slurm
 from kit.runs import metrics as reported
@@ -309,8 +309,8 @@ def _name(run: Run | SweepRun | str | Path) -> str:
 
 def _asked(
     job: Job | str | Path, cluster: str | None, overrides: Sequence[str], folder: Path | None, containers: bool
-) -> JobRequest:
-    return JobRequest(
+) -> JobToPlan:
+    return JobToPlan(
         job=job if isinstance(job, Job) else Path(job),
         cluster=cluster,
         overrides=tuple(overrides),

@@ -20,7 +20,7 @@ from kit.spec.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)
-class JobRequest:
+class JobToPlan:
     """What `plan` and `submit` were asked for. folder: relative paths of a `Job` start there; None for the working folder."""
 
     job: Job | Path
@@ -59,7 +59,7 @@ class PlannedJob(Plan):
     The files hold all that the job, the cluster, the launcher and the overrides resolve to.
     """
 
-    asked: JobRequest
+    asked: JobToPlan
     prepared: Prepared
     inputs: Mapping[str, str]
 
@@ -69,7 +69,7 @@ class PlannedJob(Plan):
         return _hash(json.dumps(self.inputs, sort_keys=True))
 
 
-def plan_job(asked: JobRequest) -> PlannedJob:
+def plan_job(asked: JobToPlan) -> PlannedJob:
     """Plan a single job; nothing is written."""
     ready = asked.prepared()
     shown = {field.name: getattr(ready.plan, field.name) for field in dataclasses.fields(Plan)}
