@@ -56,6 +56,10 @@ BuildArgs = Annotated[
 Network = Annotated[
     str | None, typer.Option(help="Network of a folder's RUN lines: none, default or host.", show_default="default")
 ]
+Platform = Annotated[
+    str,
+    typer.Option("--platform", metavar="linux/ARCH", help="Platform of a folder's image.", show_default="the engine's"),
+]
 
 
 def build_image(
@@ -67,6 +71,7 @@ def build_image(
     target: Stage = None,
     build_arg: BuildArgs = None,
     network: Network = None,
+    platform: Platform = "",
     store: Store = None,
     cluster: OfCluster = None,
     locked: Locked = False,
@@ -80,6 +85,7 @@ def build_image(
     from kit.images.progress import Terminal
     from kit.images.repository_image import RepositoryOptions, prepare
 
+    _must_be_platform(platform)
     project = data_folders.project()
     wanted = RepositoryOptions(
         name=own_name,
@@ -87,6 +93,7 @@ def build_image(
         file=file,
         target=target,
         network=_network(network),
+        platform=platform or None,
         args=_arguments(build_arg or []),
     )
     if name is None or name in {".", ".."} or "/" in name:
@@ -120,7 +127,8 @@ def _refuse_for_name(name: str) -> NoReturn:
     from kit.errors import UsageError
 
     raise UsageError(
-        f"{name} is an image of containers/: --name, --file, --context, --target, --build-arg and --network are for a folder",
+        f"{name} is an image of containers/: --name, --file, --context, --target, --build-arg, --network and --platform are for "
+        "a folder",
         hint=f"write them into [build] of its image.toml; or kit build-image ./{name}",
     )
 

@@ -65,7 +65,7 @@ def ready(
         return _locked(engine, *other)
     assert base.reference is not None
     image = engine.inspect(base.reference)
-    if image is None:
+    if image is None or (platform_ and image.architecture not in ("", platform_.split("/")[1])):
         engine.pull(base.reference, platform=platform_, on_line=on_line)
         image = engine.inspect(base.reference)
     if image is None:

@@ -22,6 +22,7 @@ from kit.images import (
     dockerfile_arguments,
     dockerfile_needs,
     engine_session,
+    foreign_platform,
     image_lock,
     oci,
     repository_context,
@@ -123,6 +124,10 @@ def _read(order: BuildOrder, report: Report, above: tuple[str, ...]) -> tuple[_B
     notes += [
         f"the Dockerfile takes {image} without a digest: another build may take another image"
         for image in needs.unpinned
+    ]
+    notes += [
+        f"the Dockerfile adds {address} without a checksum: another build may get another file"
+        for address in needs.downloads
     ]
     target = squash_and_lock.Target(
         name=order.name,
@@ -227,11 +232,14 @@ def _packages(order: BuildOrder, folder: _BuildFolder, report: Report) -> tuple[
 def _by_engine(
     order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: Report
 ) -> squash_and_lock.Content:
-    spec = folder.spec
+    spec, toml = folder.spec, folder.path / "image.toml"
+    foreign_platform.require(spec, folder.needs, folder.other[0] if folder.other else None, engine=engine.platform)
+    for sentence in buildkit.missing(toml, folder.dockerfile, folder.needs, spec.build):
+        report.warn(sentence)
     held = None
     if folder.needs.buildkit is not None:
         version = "Podman" if engine.podman else engine.version
-        held = buildkit.session(folder.path / "image.toml", folder.dockerfile, folder.needs, spec.build, version)
+        held = buildkit.session(toml, folder.dockerfile, folder.needs, spec.build, version)
     report.stage("making the base ready")
     ready = _base(order, folder, engine, work, report)
     packages = _packages(order, folder, report)
@@ -265,6 +273,7 @@ def _by_engine(
             )
     image = engine.inspect(image_id or tag)
     assert image is not None, "an image that was just built"
+    foreign_platform.require_result(spec.build, image.architecture)
     labels = {name: value for name, value in image.config.labels.items() if name != _PODMAN}
     return squash_and_lock.Content(
         ways=ways(engine, image),

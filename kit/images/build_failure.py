@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from kit.errors import ImageError
 from kit.images.engine_hints import registry_hint
 
-_TAIL_LINES = 15
+_TAIL_LINES = 10
 # What apt, curl, wget, pip, git, npm and conda print when a name or an address cannot be reached. Without package lists, apt cannot
 # locate any package.
 _NO_NETWORK = re.compile(
@@ -22,7 +22,8 @@ _NO_NETWORK = re.compile(
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\r")
 _WITHOUT = (
     "RUN has no network in this build. Packages can come from [base.bootstrap] packages or [python] in image.toml, and files from "
-    'COPY; or write [build] network = "default" there: the lock then says that another build may give other bytes'
+    'COPY; or write [build] network = "default" there, for a folder: kit build-image . --network default. The lock then says '
+    "reproducible = false: a run still gets exactly the locked bytes, but another build may give others"
 )
 _WITH_DEFAULT = (
     'the step had the network of the engine ([build] network = "default"). Does the engine resolve names for containers? With '
@@ -30,6 +31,8 @@ _WITH_DEFAULT = (
 )
 _WITH_HOST = 'the step had the network of this machine ([build] network = "host"): check that it reaches the address'
 _OTHERWISE = "change the Dockerfile at that step"
+_NO_PROGRAM = re.compile(r"(?:^|[ :])(?P<name>[\w./+-]+): (?:command )?not found$")
+_FOREIGN = "exec format error"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,4 +68,9 @@ def _hint(step: str, printed: Sequence[str], verdict: str, network: str) -> str:
         return registry_hint(verdict) or _OTHERWISE
     if word == "RUN" and any(_NO_NETWORK.search(line) for line in (*printed, verdict)):
         return {"none": _WITHOUT, "host": _WITH_HOST}.get(network, _WITH_DEFAULT)
+    if word == "RUN" and any(_FOREIGN in line.lower() for line in (*printed, verdict)):
+        return "the base is for another platform than the engine's machine: build.platform in image.toml, or --platform"
+    missing = _NO_PROGRAM.search(printed[-1]) if word == "RUN" and printed else None
+    if missing:
+        return f"the base has no {missing['name']}: install it in a step before this one, or take a base that has it"
     return _OTHERWISE

@@ -43,7 +43,7 @@ class Session:
 def agree(toml: Path, file: Path, needs: Dockerfile, options: Build) -> None:
     """Check that image.toml and the Dockerfile name the same secrets. ConfigError or ImageError names the missing one."""
     for name, one in needs.secrets.items():
-        if name not in options.secrets:
+        if name not in options.secrets and name in needs.required:
             hint = f'in {toml.name}: [build.secrets] {name} = {{ env = "VARIABLE" }}, or {{ file = "PATH" }}'
             raise ImageError(f"{file}: line {one.line}: image.toml names no secret {name}", hint=hint)
     for name in options.secrets:
@@ -51,6 +51,16 @@ def agree(toml: Path, file: Path, needs: Dockerfile, options: Build) -> None:
             problem = "no step of the Dockerfile uses it"
             hint = f"write RUN --mount=type=secret,id={name} before the command that reads /run/secrets/{name}, or remove the line"
             raise ConfigError.of(Fault(file=shown(toml), key=f"build.secrets.{name}", problem=problem, hint=hint))
+
+
+def missing(toml: Path, file: Path, needs: Dockerfile, options: Build) -> Iterator[str]:
+    """A sentence for each secret without which the steps run, because image.toml does not name it or it does not exist here."""
+    for name, one in needs.secrets.items():
+        source = options.secrets.get(name)
+        if source is None:
+            yield f"{file}: line {one.line}: no secret {name} for the step: [build.secrets] in {toml.name} does not name it"
+        elif source.optional and (problem := _lacks(toml, source)):
+            yield f"{file}: line {one.line}: no secret {name} for the step: {problem}"
 
 
 def session(toml: Path, file: Path, needs: Dockerfile, options: Build, engine: str) -> Session:
@@ -183,22 +193,28 @@ def _holds_sessions(program: str, env: Mapping[str, str]) -> bool:
 def _secrets(toml: Path, wanted: Mapping[str, BuildSecret]) -> Iterator[str]:
     faults = []
     for name, one in wanted.items():
-        if one.env is not None:
-            if one.env not in os.environ:
-                problem, hint = f"{one.env} is not set where 'kit build-image' runs", f"export {one.env}=..."
-                faults.append(Fault(file=shown(toml), key=f"build.secrets.{name}.env", problem=problem, hint=hint))
-            yield _comma_separated(f"id={name}", f"env={one.env}")
-        else:
-            path = toml.parent / Path(one.file or "").expanduser()
-            if not os.access(path, os.R_OK) or not path.is_file():
-                problem, hint = (
-                    f"{path} is not a file that this user can read",
-                    "name a file, from the image's folder on",
-                )
-                faults.append(Fault(file=shown(toml), key=f"build.secrets.{name}.file", problem=problem, hint=hint))
-            yield _comma_separated(f"id={name}", f"src={path}")
+        problem = _lacks(toml, one)
+        if problem and not one.optional:
+            key = f"build.secrets.{name}.{'env' if one.env is not None else 'file'}"
+            instead = f"export {one.env}=..." if one.env is not None else "name a file, from the image's folder on"
+            faults.append(Fault(file=shown(toml), key=key, problem=problem, hint=f"{instead}, or add optional = true"))
+        elif not problem:
+            source = f"env={one.env}" if one.env is not None else f"src={_file(toml, one)}"
+            yield _comma_separated(f"id={name}", source)
     if faults:
         raise ConfigError.of(*faults)
+
+
+def _lacks(toml: Path, one: BuildSecret) -> str:
+    """Why a secret does not exist on this machine; empty if it does."""
+    if one.env is not None:
+        return "" if one.env in os.environ else f"{one.env} is not set where 'kit build-image' runs"
+    path = _file(toml, one)
+    return "" if os.access(path, os.R_OK) and path.is_file() else f"{path} is not a file that this user can read"
+
+
+def _file(toml: Path, one: BuildSecret) -> Path:
+    return toml.parent / Path(one.file or "").expanduser()
 
 
 def _comma_separated(*fields: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +33,8 @@ class Dockerfile:
 
     automatic: arguments that BuildKit sets by itself and that the classic builder must be given. unpinned: images that are named
     without a digest. syntax: the frontend that a `# syntax=` line names. secrets: id -> the first instruction that mounts it. base:
-    the image that the built stage starts from, if the Dockerfile names it itself; otherwise empty.
+    the image that the built stage starts from, if the Dockerfile names it itself; otherwise empty. required: the secrets without
+    which a step fails. downloads: addresses that ADD fetches and whose content nothing pins.
     """
 
     text: str
@@ -44,6 +45,8 @@ class Dockerfile:
     syntax: str
     secrets: Mapping[str, Instruction]
     base: str = ""
+    required: frozenset[str] = frozenset()
+    downloads: tuple[str, ...] = ()
 
     @property
     def buildkit(self) -> Instruction | None:
@@ -73,13 +76,16 @@ def read(
     features += [dockerfile_features.of_argument(puzzle)] if puzzle else []
     if syntax and not dockerfile_features.is_own_frontend(syntax.value):
         features.append(dockerfile_features.of_frontend(syntax))
+    secrets = list(_secrets(found))
     return Dockerfile(
         text=text,
         steps=tuple(found),
         features=tuple(sorted(features, key=lambda feature: feature.at.line)),
         automatic=automatic,
         syntax=syntax.value if syntax else "",
-        secrets=_secrets(found),
+        secrets={name: one for name, one, _ in reversed(secrets)},
+        required=frozenset(name for name, _, required in secrets if required),
+        downloads=tuple(dict.fromkeys(address for one in found for address in _downloads(one))),
         unpinned=_unpinned(found, stages, first),
         base=first.image if own_base else "",
     )
@@ -99,16 +105,27 @@ def _unpinned(found: list[Instruction], stages: list[BuildStage], first: BuildSt
     )
 
 
-def _secrets(found: list[Instruction]) -> dict[str, Instruction]:
-    """Secrets by id. Without an id, a secret has the name of its target file (Dockerfile reference, "RUN --mount=type=secret")."""
-    mounted: dict[str, Instruction] = {}
+def _secrets(found: list[Instruction]) -> Iterator[tuple[str, Instruction, bool]]:
+    """Id of each mounted secret, and whether its step needs it (Dockerfile reference, "RUN --mount=type=secret").
+
+    Without an id, a secret has the name of its target file.
+    """
     for one in found:
         for mount in re.findall(r"--mount=(\S+)", one.rest) if one.word == "RUN" else ():
             options = dict(part.partition("=")[::2] for part in mount.split(","))
             if options.get("type") == "secret":
                 target = options.get("target") or options.get("dst") or options.get("destination") or ""
-                mounted.setdefault(options.get("id") or Path(target).name, one)
-    return mounted
+                required = options.get("required", "false").lower() in ("", "true", "1")
+                yield options.get("id") or Path(target).name, one, required
+
+
+def _downloads(one: Instruction) -> Iterator[str]:
+    """The addresses of an ADD without a checksum or a commit, without a login in them."""
+    if one.word != "ADD" or any(flag.startswith("--checksum=") for flag in one.flags):
+        return
+    for word in (word.strip("[],\"'") for word in one.words):
+        if re.match(r"(https?|git|ssh)://|git@", word) and not re.search(r"#[0-9a-f]{40}(:|$)", word):
+            yield re.sub(r"//[^/@]*@", "//", word)
 
 
 def _stages(path: Path, found: list[Instruction], given: Mapping[str, str], kept: frozenset[str]) -> list[BuildStage]:

@@ -32,6 +32,7 @@ class RepositoryOptions:
     file: Path | None = None
     target: str | None = None
     network: str | None = None
+    platform: str | None = None
     args: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -55,6 +56,7 @@ def prepare(wanted: RepositoryOptions, project: Path) -> str:
         "dockerfile": os.path.relpath(file, context),
         **({"target": wanted.target} if wanted.target else {}),
         **({"args": dict(wanted.args)} if wanted.args else {}),
+        **({"platform": wanted.platform} if wanted.platform else {}),
     }
     toml = folder / "image.toml"
     if toml.exists():

@@ -170,6 +170,9 @@ class BuildSecret(Model):
         default=None, description="An environment variable of the user who builds.", examples=["PIP_TOKEN"]
     )
     file: Text | None = Field(default=None, description="A file on the machine that builds.", examples=["~/.netrc"])
+    optional: bool = Field(
+        default=False, description="If the variable or the file does not exist, the steps run without the secret."
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Self:
@@ -191,7 +194,10 @@ class Build(Model):
     dockerfile: Text = Field(default="Dockerfile", description="The Dockerfile, relative to the context.")
     args: dict[EnvName, Text] = Field(default={}, description="Build arguments (ARG).")
     target: Text | None = Field(default=None, description="The stage to build; default: the last one.")
-    platform: Platform | None = Field(default=None, description="Platform of the image; default: the engine's own.")
+    platform: Platform | None = Field(
+        default=None,
+        description="Platform of the image; default: the engine's own. Another one needs an emulator in the engine's kernel.",
+    )
     network: Literal["none", "default", "host"] = Field(
         default="none",
         description="Network of the RUN lines. With a network, the next build may give other bytes, and the lock records "
@@ -200,7 +206,7 @@ class Build(Model):
     secrets: dict[SecretId, BuildSecret] = Field(
         default={},
         description="Secrets by their ID. A line RUN --mount=type=secret,id=ID finds its secret in /run/secrets/ID while "
-        "it runs. This needs BuildKit. No layer contains the secret.",
+        "it runs. This needs BuildKit. No layer contains the secret. A secret that the line does not require may be missing here.",
     )
 
 

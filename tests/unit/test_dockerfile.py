@@ -187,8 +187,27 @@ def test_a_step_without_a_network_is_told_about_the_key(line: str) -> None:
         "the build failed at Step 3/4 : RUN apt-get install git", "  first", f"  {line}", "  exit code 100",
     ]  # fmt: skip
     assert '[build] network = "default"' in said.hint
+    assert "reproducible = false" in said.hint
     assert 'network = "host"' in build_failure.error(failure, network="default").hint
     assert "it reaches the address" in build_failure.error(failure, network="host").hint
+
+
+@pytest.mark.parametrize(
+    ("step", "line", "hint"),
+    [
+        ("Step 2/3 : RUN gcc x.c", "/bin/sh: 1: gcc: not found", "the base has no gcc"),
+        ("RUN make", "/bin/bash: line 1: make: command not found", "the base has no make"),
+        ("RUN true", "exec /bin/sh: exec format error", "the base is for another platform"),
+        ("RUN make", "make: *** No rule to make target 'x'.", "change the Dockerfile"),
+        ("COPY a /a", "a: not found", "change the Dockerfile"),
+    ],
+)
+def test_the_hint_tells_the_base_from_the_file(step: str, line: str, hint: str) -> None:
+    said = build_failure.error(
+        FailedBuild(step=step, printed=[*"abcdefghijk", line], verdict="exit code 1"), network="none"
+    )
+    assert said.hint.startswith(hint)
+    assert [one.strip() for one in said.message.splitlines()[1:]] == [*"cdefghijk", line, "exit code 1"]
 
 
 def test_another_failure_names_no_network_and_has_no_escapes() -> None:

@@ -228,10 +228,21 @@ def test_secrets_are_found_by_id_or_by_the_file_that_they_become(tmp_path: Path)
 
 def test_image_and_dockerfile_name_the_same_secrets(tmp_path: Path) -> None:
     toml = tmp_path / "image.toml"
-    needs = read(tmp_path, "ARG BASE\nFROM ${BASE}\nRUN --mount=type=secret,id=a true\n")
+    needs = read(tmp_path, "ARG BASE\nFROM ${BASE}\nRUN --mount=type=secret,id=a,required true\n")
     with pytest.raises(ImageError, match=r"line 3: image\.toml names no secret a"):
         buildkit.agree(toml, tmp_path / "Dockerfile", needs, Build())
+    # What the step does not require may be missing, and this is said.
+    needs = read(tmp_path, "ARG BASE\nFROM ${BASE}\nRUN --mount=type=secret,id=a true\n")
+    buildkit.agree(toml, tmp_path / "Dockerfile", needs, Build())
+    (said,) = buildkit.missing(toml, tmp_path / "Dockerfile", needs, Build())
+    assert said.endswith("line 3: no secret a for the step: [build.secrets] in image.toml does not name it")
+    optional = Build(secrets={"a": BuildSecret(env="KIT_TEST_NOT_SET", optional=True)})
+    (said,) = buildkit.missing(toml, tmp_path / "Dockerfile", needs, optional)
+    assert said.endswith("no secret a for the step: KIT_TEST_NOT_SET is not set where 'kit build-image' runs")
+    assert list(buildkit._secrets(toml, optional.secrets)) == []
     two = Build(secrets={name: BuildSecret(env="A") for name in "ab"})
+    with pytest.raises(ConfigError, match=r"A is not set where .* runs\n.*export A=\.\.\., or add optional = true"):
+        list(buildkit._secrets(toml, {"a": BuildSecret(env="A")}))
     with pytest.raises(ConfigError, match=r"build\.secrets\.b: no step of the Dockerfile uses it"):
         buildkit.agree(toml, tmp_path / "Dockerfile", needs, two)
 

@@ -109,12 +109,12 @@ def test_a_repositorys_dockerfile_names_its_base(
 
 
 def test_an_image_of_a_repository_is_written_once(repo: Path) -> None:
-    wanted = RepositoryOptions(context=repo, target="run", args={"A": "b"})
+    wanted = RepositoryOptions(context=repo, target="run", args={"A": "b"}, platform="linux/arm64")
     assert repository_image.prepare(wanted, repo) == "my-repo"
     toml = repo / "containers/my-repo/image.toml"
     build = load_model(toml, ImageSpec).build
-    assert (build.context, build.dockerfile, build.target, build.args, build.network) == (
-        "../..", "Dockerfile", "run", {"A": "b"}, "default",
+    assert (build.context, build.dockerfile, build.target, build.args, build.network, build.platform) == (
+        "../..", "Dockerfile", "run", {"A": "b"}, "default", "linux/arm64",
     )  # fmt: skip
     written = toml.read_text()
     assert repository_image.prepare(RepositoryOptions(context=repo), repo) == "my-repo"
@@ -127,6 +127,24 @@ def test_an_image_of_a_repository_is_written_once(repo: Path) -> None:
     file = repo / "src/Containerfile"
     assert repository_image.prepare(RepositoryOptions(context=repo, file=file, name="other"), repo) == "other"
     assert load_model(repo / "containers/other/image.toml", ImageSpec).build.dockerfile == "src/Containerfile"
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("ADD https://user:word@one.example/x.tar /x", ("https://one.example/x.tar",)),
+        ("ADD --checksum=sha256:0 https://one.example/x.tar /x", ()),
+        (f"ADD https://one.example/x.git#{'0' * 40}:src /x", ()),
+        ("ADD https://one.example/x.git#main /x", ("https://one.example/x.git#main",)),
+        ('ADD ["src", "git@one.example:x.git", "/x"]', ("git@one.example:x.git",)),
+        ("RUN curl https://one.example/x", ()),
+    ],
+)
+def test_what_add_fetches_and_nothing_pins_is_an_outside_input(
+    tmp_path: Path, line: str, found: tuple[str, ...]
+) -> None:
+    (tmp_path / "Dockerfile").write_text(HEAD + line + "\n")
+    assert dockerfile_needs.read(tmp_path / "Dockerfile", target=None, own_base=True).downloads == found
 
 
 def test_the_places_of_context_and_dockerfile_decide_nothing(repo: Path) -> None:

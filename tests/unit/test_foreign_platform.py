@@ -1,0 +1,68 @@
+"""An image for another platform than the engine's machine: what cannot work is said before the first step."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kit.errors import ImageError
+from kit.images import dockerfile_needs, foreign_platform, image_lock
+from kit.spec.image import Build, ImageSpec
+from tests.support import REPO
+
+HERE = "linux/amd64"
+BASE = image_lock.read(REPO / "containers/train-cpu/image.lock").model_copy(update={"platform": HERE})
+REFERENCE = {"reference": "debian:12"}
+
+
+def require(work: Path, steps: str = "", **tables: Any) -> None:
+    (work / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\n" + steps)
+    needs = dockerfile_needs.read(work / "Dockerfile", target=None)
+    build = {"build": {"platform": "linux/arm64"}}
+    spec = ImageSpec.model_validate(build | tables)
+    foreign_platform.require(spec, needs, BASE if spec.base and spec.base.image else None, engine=HERE)
+
+
+def test_a_kernel_without_an_emulator_refuses_a_foreign_program() -> None:
+    # No machine has the number 0xFFFF, so no emulator is registered for it.
+    for bits in (32, 64):
+        for order in "<>":
+            assert not foreign_platform.has_handler(bits, order, 0xFFFF)
+
+
+@pytest.mark.parametrize(
+    ("tables", "said"),
+    [
+        ({"base": {"bootstrap": {"suite": "bookworm"}}}, "makes a base for this machine, linux/amd64"),
+        ({"base": {"image": "train-cpu"}}, "its base, image train-cpu, is for linux/amd64"),
+        ({"base": REFERENCE, "python": {}}, "names wheels for another one"),
+        ({"base": REFERENCE}, "cannot run its programs: line 3: RUN true"),
+    ],
+)
+def test_what_cannot_be_for_another_platform_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tables: dict[str, Any], said: str
+) -> None:
+    monkeypatch.setitem(foreign_platform._MACHINES, "arm64", (64, "<", 0xFFFF))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    with pytest.raises(ImageError, match=f"the image is for linux/arm64, and .*{said}"):
+        require(tmp_path, "RUN true\n", **tables)
+
+
+def test_what_needs_no_emulator_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(foreign_platform._MACHINES, "arm64", (64, "<", 0xFFFF))
+    monkeypatch.delenv("DOCKER_HOST", raising=False)
+    require(tmp_path, "COPY x /x\n", base=REFERENCE, python={"platforms": ["manylinux_2_28_aarch64"]})
+    for platform in (HERE, "linux/amd64/v3", "linux/386"):
+        require(tmp_path, "RUN true\n", base=REFERENCE, build={"platform": platform})
+    # What an engine elsewhere can run, only that engine knows.
+    monkeypatch.setenv("DOCKER_HOST", "ssh://other")
+    require(tmp_path, "RUN true\n", base=REFERENCE)
+
+
+def test_a_result_for_another_platform_is_refused() -> None:
+    foreign_platform.require_result(Build(), "arm64")
+    foreign_platform.require_result(Build(platform="linux/arm/v7"), "arm")
+    with pytest.raises(ImageError, match="is for linux/arm64, and the engine built one for linux/amd64"):
+        foreign_platform.require_result(Build(platform="linux/arm64"), "amd64")
