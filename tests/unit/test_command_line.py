@@ -153,7 +153,7 @@ def completed(words: str, cwd: Path) -> list[str]:
         ("kit logs dig", {"digits-7", "digits-8"}),
         ("kit cancel digits-7 digits-8", {"digits-8"}),
         ("kit render -c infi", {"infiniband"}),
-        ("kit build-image train", {"train-cpu"}),
+        ("kit build-image train", {"train-cpu", "train-gpu"}),
         ("kit submit --set resources.nod", {"resources.nodes="}),
         ("kit init --launcher dd", {"ddp"}),
         ("kit logs nothing-of-that-name", set()),
