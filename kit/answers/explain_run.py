@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from kit.health.answer import Answer, Evidence, Verdict
 from kit.runs.status import Status
@@ -39,9 +40,38 @@ def explain(one: Status) -> Answer:
     return by_rules(Record(status=one, expected_start=start))
 
 
-def explanation(one: Status) -> Explanation:
-    """The same, with the run's id and state."""
-    return Explanation(run=one.run_dir.name, state=one.state, **vars(explain(one)))
+def explanation(one: Status, *, say: Callable[[str], None] | None = None) -> Explanation:
+    """The same, with the run's id and state, and the last step of a program that reports none.
+
+    say: is told before the ranks of a running job that says nothing are looked at; None: they are not.
+    """
+    from kit.health.run_record import Record
+    from kit.health.why import with_last_step
+
+    answer = explain(one)
+    if say is not None:
+        answer = looked(one, answer, say=say)
+    return Explanation(run=one.run_dir.name, state=one.state, **vars(with_last_step(Record(status=one), answer)))
+
+
+def looked(one: Status, answer: Answer, *, say: Callable[[str], None]) -> Answer:
+    """The same, unless a running job has said nothing for a while: then its ranks are looked at, by one step as of `kit stacks`."""
+    from kit.errors import KitError
+    from kit.health import silence, stall_rules
+    from kit.health.run_record import Record
+    from kit.runs import stacks, which_slurm
+
+    record = Record(status=one)
+    if answer.rule != "running" or (quiet := silence.seconds(record)) is None:
+        return answer
+    say(f"{one.run_dir.name}: its logs have been silent for {quiet:.0f} s; looking at its ranks")
+    try:
+        texts = stacks.gather(one, rank=None, env=which_slurm.env_of(one.facts.cluster))
+    except KitError:
+        # Another user's job, or a busy controller: what the files say stays true.
+        return answer
+    advice = "nothing is wrong as far as Slurm, the logs and one look at the ranks say: kit stacks shows more"
+    return stall_rules.looked_at(record, texts) or replace(answer, advice=advice)
 
 
 def first_line(one: Status) -> str:

@@ -70,7 +70,7 @@ def _print(one: Ledger, price: Price | None, *, points: int) -> None:
         + (f", {one.cost(price.gpu_hour):,.2f} {clean(price.currency)}" if paid and price else "")
     )
     for note in one.notes:
-        print(f"note: {note}")
+        print(clean(f"note: {note}"))
 
 
 def _duration(seconds: float) -> str:

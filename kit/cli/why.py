@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 from kit.cli.json_options import Json
 from kit.cli.runs import RunName, RunsDir, find_dir
@@ -18,7 +19,7 @@ def why(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False) ->
     from kit.cli.wait_and_follow import queue_for_display
 
     one = run_status.status_of(find_dir(run, runs_dir), queue=queue_for_display(), say=warn)
-    answer = explanation(one)
+    answer = explanation(one, say=lambda text: print(clean(text), file=sys.stderr))
     if as_json:
         print(json.dumps(dataclasses.asdict(answer), indent=2))
         return

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from kit.errors import RunError
-from kit.health import collectives, framework_rules, program_rules
+from kit.health import collectives, flight_records, framework_rules, program_rules
 from kit.health.answer import Answer, Evidence, Rule, filled
 from kit.health.log_endings import Ending, ending
 from kit.health.run_record import MOST_RANKS, Failed, Log, Record
@@ -23,6 +23,8 @@ _RULES = (*framework_rules.ALL, *program_rules.RULES)
 # abort.
 _ABORTED = {134, 139}
 _ABORT_MESSAGE = re.compile(r"^terminate called without|^ *what\(\): |Assertion .* failed")
+# Rules of ranks that waited for others until a time-out.
+_TIME_OUTS = {"nccl-timeout", "collective-timeout"}
 _FAILED_SOME = "it ended with exit code {code}"
 _EXCEPTION = Rule(
     id="exception",
@@ -67,6 +69,8 @@ def answer(record: Record) -> Answer | None:
     culprit = next((one for one in found if not one.rule.victim and one.certain), None)
     if first.rule.victim or not first.certain:
         culprit = (culprit if first.rule.victim else None) or _unrecorded_culprit(record, first)
+    if culprit is None and first.rule.id in _TIME_OUTS and (missed := _missed_collective(record, first)):
+        return missed
     if culprit is None or culprit.failed == first.failed:
         return _answered(record, first, f"{_named(first)} failed first: {first.line()}", first)
     tail = f"; {_named(first)}, the first to end: {first.line()}" if first.rule.victim else ""
@@ -106,6 +110,27 @@ def _collective_mismatch(record: Record, found: Found) -> Answer:
         blamed, ending=replace(blamed.ending, line=log.number(odd.own.line), quoted=log.lines[odd.own.line])
     )
     return _answered(record, blamed, line, shows, found)
+
+
+def _missed_collective(record: Record, first: Found) -> Answer | None:
+    """Find the rank that the others waited for until a time-out, in the dumps of torch's flight recorder."""
+    dumps = flight_records.read(record.run_dir, first.failed.role)
+    found = dumps.odd()
+    if found is None:
+        return None
+    how, ranks = found
+    node = record.host_of(record.rank_log(ranks[0], first.failed.role))
+    one = replace(first, failed=replace(first.failed, rank=ranks[0], node=node))
+    others = len(dumps.calls) - len(ranks)
+    more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
+    if how.how == "behind":
+        line = f"did not come to {how.others.what}, which {others} others called; its last was {how.own.what}"
+    else:
+        line = f"called {how.own.what}, and {others} others called {how.others.what}"
+    line = f"{_named(one)}{more} {line}; {_named(first)}, the first to end: {first.line()}"
+    own = Evidence(file=dumps.files[ranks[0]], line=0, text=f"its last call: {how.own.what}")
+    answered = _answered(record, first, line.replace("{", "(").replace("}", ")"), first)
+    return replace(answered, evidence=(own, *answered.evidence))
 
 
 def _expects_less(found: Found, sizes: str, world: int) -> bool:

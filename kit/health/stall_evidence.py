@@ -82,7 +82,8 @@ class RankEvidence:
     def _sections(self) -> dict[str, tuple[int, int]]:
         """The places of each section's first line, and after its last."""
         begins = [(place, found["name"]) for place, line in enumerate(self.lines) if (found := _SECTION.match(line))]
-        ends = [place for place, _ in begins[1:]] + [len(self.lines)]
+        # A full disk leaves files without any section.
+        ends = [*(place for place, _ in begins[1:]), len(self.lines)] if begins else []
         return {name: (place + 1, end) for (place, name), end in zip(begins, ends, strict=True)}
 
     def section(self, name: str) -> Iterator[tuple[int, str]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -163,6 +163,38 @@ def _by_evidence(record: Record, event: dict[str, object]) -> Answer | None:
     if not any(_stopped_or_in_kernel(one) for one in culprits):
         # All of them may wait for another role, such as a lighthouse or an inference server.
         culprits = [one for one in gathered.ranks if one.role != role and _stopped_or_in_kernel(one)] or culprits
+    return _why_there(record, culprits, ranks) or _unreachable(record, role, gathered, folder, UNANSWERED)
+
+
+def looked_at(record: Record, texts: Mapping[str, str]) -> Answer | None:
+    """An answer from the evidence of all ranks of a running job at this moment: file name -> text.
+
+    One look cannot tell work from a stall, so it says only which ranks are elsewhere than the others, which all wait in a
+    collective, and for a rank that is stopped or waits in the kernel, that the others wait for it. None if there is no such rank.
+    """
+    found = [RankEvidence(file=name, lines=tuple(text.split("\n"))) for name, text in texts.items()]
+    found = [one for one in found if one.rank >= 0]
+    for role in dict.fromkeys(one.role for one in found):
+        ranks = [one for one in found if one.role == role]
+        culprits = _culprits(ranks, [])
+        blamed = {id(one) for one in culprits}
+        waiting = [one for one in ranks if id(one) not in blamed]
+        if not culprits or len(culprits) > len(waiting) or not all(one.collective for one in waiting):
+            continue
+        answer = _why_there(record, culprits, ranks)
+        if answer is None:
+            continue
+        shows = tuple(Evidence(file="kit stacks", line=0, text=f"{one.file}: {one.text}") for one in answer.evidence)
+        if any(_stopped_or_in_kernel(one) for one in culprits):
+            return replace(answer, evidence=shows)
+        slow = progress.STALLS["observed-slow"]
+        line = f"it may be slow: {answer.line}"
+        return replace(answer, rule=slow.id, verdict=slow.verdict, advice=slow.advice, line=line, evidence=shows)
+    return None
+
+
+def _why_there(record: Record, culprits: Sequence[RankEvidence], ranks: Sequence[RankEvidence]) -> Answer | None:
+    """What keeps the first of the culprits that a rule knows; None if none does."""
     blamed = {id(one) for one in culprits}
     waiting = [one for one in ranks if id(one) not in blamed]
     for rule, look in RULES:
@@ -170,7 +202,7 @@ def _by_evidence(record: Record, event: dict[str, object]) -> Answer | None:
             if (cited := look(one)) and not (rule is ORDER and _is_where_the_others_are(one, waiting)):
                 known, shows = _describe(one, cited, len(culprits), waiting)
                 return _filled(rule, {**record.values, **known}, shows)
-    return _unreachable(record, role, gathered, folder, UNANSWERED)
+    return None
 
 
 def _is_gone(event: dict[str, object]) -> bool:

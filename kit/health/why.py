@@ -5,9 +5,10 @@ The answer is deterministic and needs no network. It uses the run folder and Slu
 
 from __future__ import annotations
 
+import time
 from dataclasses import replace
 
-from kit.health import batch_log_rules, blamed_rank, next_command, slurm_state_rules, stall_rules
+from kit.health import batch_log_rules, blamed_rank, last_step, next_command, slurm_state_rules, stall_rules
 from kit.health.answer import AGAIN, CODE, JOB, LOGS, NOTHING, RANK_LOG, Answer, Evidence, Rule, filled
 from kit.health.run_record import Log, Record, shown
 from kit.spec.run_exit_codes import RunExitCode
@@ -33,6 +34,18 @@ _BEFORE_RANKS = frozenset(
 def explain(record: Record) -> Answer:
     """Find the reason for a run's state. Never raises, whatever the run's folder contains."""
     return next_command.for_run(record, _explained(record))
+
+
+def with_last_step(record: Record, answer: Answer) -> Answer:
+    """The same answer with the last step of a program that reports none to the kit, for a run that runs or did not end well."""
+    running = record.status.state == "RUNNING"
+    if answer.verdict == NOTHING or not record.starts() or (record.status.active and not running):
+        return answer
+    found = last_step.read(record.run_dir)
+    if found is None:
+        return answer
+    text = f"{found.words(time.time() if running else None)} (from {shown(found.source)})"
+    return replace(answer, evidence=(*answer.evidence, Evidence(file="last step", line=0, text=text)))
 
 
 def _explained(record: Record) -> Answer:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from kit import config, data_folders
 from kit.errors import ConfigError, RunError
+from kit.health import last_step
 from kit.ledger import ledger, read_run
 from kit.ledger.ledger import Ledger
 from kit.runs import find_runs, index, metrics
@@ -48,7 +49,10 @@ def one(status: Status, *, now: float) -> Ledger:
     """The ledger of a run whose status is known."""
     made = ledger.close(read_run.records(status, now=now))
     reported = [float(r["mfu"]) for r in metrics.records(status.run_dir) if isinstance(r.get("mfu"), int | float)]
-    return dataclasses.replace(made, mfu=statistics.fmean(reported) if reported else None)
+    notes = made.notes
+    if found := last_step.read(status.run_dir):
+        notes += (f"the last step: {found.words(now if made.live else None)} (from {found.source})",)
+    return dataclasses.replace(made, mfu=statistics.fmean(reported) if reported else None, notes=notes)
 
 
 def sweep_points(name: str | None, folders: list[Path]) -> list[Path]:

@@ -183,7 +183,12 @@ PARTS = (
     Part(
         name="observed_ranks",
         asked_by=_observed_ranks,
-        files=("bin/sample-ranks.sh", "lib/observed_ranks.sh", "lib/rank_samples.awk"),
+        files=(
+            "bin/sample-ranks.sh",
+            "lib/observed_ranks.sh",
+            "lib/rank_samples.awk",
+            "lib/recorder_variables.sh",
+        ),
     ),
     Part(name="site_parts", asked_by=_site_parts, files=("lib/site_parts.sh",)),
     Part(name="staging", asked_by=_staging, files=("bin/stage.sh",), phases=False),

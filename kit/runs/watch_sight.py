@@ -18,4 +18,7 @@ def sight(job: Job) -> str | None:
         stacks = "yes"
     except metadata.PackageNotFoundError:
         stacks = "no, the kit was installed without the extra 'stacks'"
-    return f"watch: steps: as the program reports them; processes: sampled on each node; stacks: {stacks}"
+    return (
+        "watch: steps: as the program reports them, else from its log (kit top, kit why); processes: sampled on each node; "
+        f"stacks: {stacks}; collectives: NCCL's, written by torch's flight recorder at a time-out"
+    )

@@ -10,6 +10,14 @@ readonly observed_ranks_settle=30 observed_ranks_every=5 observed_ranks_silent=8
 readonly observed_ranks_limit=120
 observed_ranks_said="" observed_ranks_alarm="" observed_ranks_looked=0 observed_ranks_silent_since=0
 
+# Says what is seen of this job's ranks. py-spy is looked for as sample-ranks.sh does.
+observed_ranks::begun() {
+    local stacks=yes
+    [[ -x "${KIT_RUN_DIR}/bin/py-spy" ]] || command -v py-spy >/dev/null || stacks="no, there is no py-spy"
+    log::info "watch: steps: as the program reports them, else from its log (kit top, kit why); processes: sampled on each node;" \
+        "stacks: ${stacks}; collectives: NCCL's, written by torch's flight recorder at a time-out"
+}
+
 # Sets the fields of the caller's alarm, unless it has one. Uses the caller's since, seconds, least and furthest, which is `-` where no
 # rank reports steps.
 observed_ranks::judge_stall() {

@@ -10,8 +10,7 @@ rank_variables::require_slurm() {
         log::error "this script runs as a Slurm task, started by batch.sh"
         exit 2
     fi
-    # Number of entries of torch's flight recorder, which kit_recorder.py reads at a stall. Gloo has one, too.
-    export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}"
+    export TORCH_FR_BUFFER_SIZE="${TORCH_FR_BUFFER_SIZE:-2000}" # entries of torch's flight recorder: kit_recorder.py; gloo has one, too
     export MASTER_ADDR="${KIT_MASTER_ADDR}" MASTER_PORT="${KIT_MASTER_PORT}"
 }
 

@@ -173,3 +173,32 @@ def test_the_order_of_nodes_is_the_files(tmp_path: Path) -> None:
     assert bash(script) == ["n3|1 2 0"]
     (tmp_path / "node-order").write_text("n3\nn1\nn9\n")
     assert bash(script)[:2] == ["error: the ranks are to be on n3 n1 n9, and the job has n1 n2 n3", "refused"]
+
+
+def recorder(**env: str) -> dict[str, str]:
+    """The variables of torch in a rank of a job with [watch]."""
+    script = f"source {LIB.with_name('recorder_variables.sh')}; env"
+    found = shell.run(["bash", "-euc", script], env={"PATH": os.environ["PATH"], **env}).stdout.splitlines()
+    return dict(line.split("=", 1) for line in found if line.startswith(("TORCH_NCCL_", "TORCH_FR_DUMP")))
+
+
+def test_a_watched_rank_has_a_place_for_the_dump_of_its_collectives() -> None:
+    """torch adds the rank to it; `kit why` finds it by this name."""
+    found = recorder(KIT_RUN_DIR="/run", KIT_FAILURES="failures-2/train-3", TORCH_FR_BUFFER_SIZE="50")
+    dump = "/run/state/failures-2/train-3/collectives-"
+    assert found == {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "50",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_DUMP_TEMP_FILE": dump,
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": dump,
+    }
+
+
+def test_what_the_job_says_of_torchs_recorder_stays() -> None:
+    mine = {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": "7",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+        "TORCH_FR_DUMP_TEMP_FILE": "/mine/x-",
+    }
+    found = recorder(KIT_RUN_DIR="/run", KIT_FAILURES="f", **mine)
+    assert found == {**mine, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/mine/x-"}

@@ -1,9 +1,10 @@
 """Every fault on a real job of 8 ranks on 4 nodes, and what `kit why` made of it: one table.
 
-    python -m tests.sick [--faults gil save] [--shapes srun torchrun] [--runtimes pyxis bubblewrap] [--table FILE]
+    python -m tests.sick [--faults gil save] [--shapes srun torchrun] [--runtimes pyxis bubblewrap] [--table FILE] [--stripped]
 
 A cell is right when the right rank, its node and the cause are named, within three median steps and ten seconds, and every
-rank that can gave its evidence.
+rank that can gave its evidence. With --stripped the programs report nothing to the kit, their jobs have [watch], and an alarm may
+take the seconds that the watch needs.
 """
 
 from __future__ import annotations
@@ -24,11 +25,14 @@ from typing import Any
 
 from kit import data_folders
 from tests.cluster.lab import Lab
-from tests.sick.faults import FAULTS, SICK_RANK, Sick
+from tests.sick.faults import FAULTS, SICK_RANK, STRIPPED, Sick, without_reports
 from tests.sick.ward import NODES, Ward, ward
 
 PROGRAM, GROUPS = Path(__file__).with_name("program.py"), Path(__file__).with_name("groups.py")
 STEP_S, RANKS = 1.5, 8
+# Of a stripped program: seconds without a move. An alarm comes after 30 s at the earliest, a look takes 10 s, and the last stack
+# may be 20 s old; of a rank that uses a CPU, a stack is taken every 60 s, and it may stand for twice as long.
+_STALL_S, _SEEN_S, _BUSY_S = 20, 30, 60
 _LONGEST_S = 150
 
 
@@ -67,7 +71,7 @@ HEAD = (
 )
 
 
-def run(ward: Ward, fault: Sick, shape: str, runtime: str) -> Cell:
+def run(ward: Ward, fault: Sick, shape: str, runtime: str, *, stripped: bool) -> Cell:
     """One cell. The job is ended by scancel: it would hang for ten minutes."""
     lab = ward.lab
     args = json.dumps([str(STEP_S)] if fault.groups else [fault.name, str(SICK_RANK), str(STEP_S)])
@@ -80,6 +84,9 @@ def run(ward: Ward, fault: Sick, shape: str, runtime: str) -> Cell:
     job += '[retry]\nwarm = ["json"]\n' if os.environ.get("KIT_FAULTS_WARM") and not fault.groups else ""
     job += f'[resources]\nnodes = {NODES}\nranks_per_node = 2\n[container]\nruntime = "{runtime}"\n[preflight]\nfree_disk_gb = 0\n'
     program = (GROUPS if fault.groups else PROGRAM).read_text(encoding="utf-8")
+    if stripped:
+        program = without_reports(program)
+        job += f"[watch]\nstall = {_STALL_S}\n"
     lab.write(job, program, launcher="diloco" if fault.groups else "ddp")
     folder = lab.submit("--set", 'slurm.extra=["--hold"]') if clock else lab.submit()
     with ward.collector_with_a_clock(folder) if clock else contextlib.nullcontext():
@@ -87,7 +94,8 @@ def run(ward: Ward, fault: Sick, shape: str, runtime: str) -> Cell:
             lab.slurm("scontrol", "release", str(lab.job(folder)["JobId"]))
         mend = getattr(ward, fault.act)(folder) if fault.act else lambda: None
         try:
-            return _judged(lab, folder, fault, ward.name(fault.node), shape=shape, runtime=runtime)
+            node = ward.name(fault.node)
+            return _judged(lab, folder, fault, node, shape=shape, runtime=runtime, stripped=stripped)
         finally:
             if fault.found == "why":
                 (folder / "finish").touch()
@@ -96,12 +104,12 @@ def run(ward: Ward, fault: Sick, shape: str, runtime: str) -> Cell:
             lab.wait_end(folder)
 
 
-def _judged(lab: Lab, folder: Path, fault: Sick, node: str, *, shape: str, runtime: str) -> Cell:
+def _judged(lab: Lab, folder: Path, fault: Sick, node: str, *, shape: str, runtime: str, stripped: bool) -> Cell:
     lab.wait(lambda: (folder / "fault-began").exists() or _ended(folder), folder)
     at = float((folder / "fault-began").read_text())
     usual = _usual(folder)
     found, said = {"alarm": _alarm, "end": _end, "why": _why}[fault.found](lab, folder, fault, at)
-    evidence, missing = _evidence(folder, fault)
+    evidence, missing = _evidence(folder, fault, recorder=not stripped)
     wrong = []
     if said["rule"] not in fault.rule.split():
         wrong.append(f"rule {said['rule']}")
@@ -109,6 +117,8 @@ def _judged(lab: Lab, folder: Path, fault: Sick, node: str, *, shape: str, runti
         wrong.append(f"says: {said['line']}")
     # A step of a slow rank is a step: the median is of what all ranks take while it is ill.
     within = 3 * (10 * usual if fault.name == "slow" else 2.5 * usual if fault.name == "disk" else usual) + 10
+    if stripped:
+        within += _STALL_S + _SEEN_S + (_STALL_S + _BUSY_S if fault.name == "loop" else 0)
     if found > within:
         wrong.append("late")
     wrong += missing
@@ -167,13 +177,13 @@ def _events(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "state/events.jsonl").read_text(encoding="utf-8").splitlines()]
 
 
-def _evidence(folder: Path, fault: Sick) -> tuple[str, list[str]]:
-    """How many ranks gave theirs, with Python stacks, and with the recorder; what is missing."""
+def _evidence(folder: Path, fault: Sick, *, recorder: bool) -> tuple[str, list[str]]:
+    """How many ranks gave theirs, with Python stacks, and with the recorder; what is missing. recorder: whether it is asked for."""
     if fault.found != "alarm":
         return "–", []
     texts = [path.read_text(encoding="utf-8") for path in folder.glob("state/stall-1/**/rank-*.txt")]
     stacks = sum("MainThread" in text or "Current thread" in text for text in texts)
-    recorder = sum("kit: collective" in text for text in texts)
+    recorded = sum("kit: collective" in text for text in texts)
     nodes = len(list(folder.glob("state/stall-1/node-*.txt")))
     want = RANKS - fault.silent
     missing = []
@@ -182,40 +192,44 @@ def _evidence(folder: Path, fault: Sick) -> tuple[str, list[str]]:
         missing.append(f"evidence of {len(texts)} ranks and {nodes} nodes")
     if stacks < want:
         missing.append(f"stacks of {stacks} ranks")
-    if recorder < want - fault.mute:
-        missing.append(f"flight recorder of {recorder} ranks")
-    return f"{len(texts)}, stacks {stacks}, recorder {recorder}", missing
+    if recorder and recorded < want - fault.mute:
+        missing.append(f"flight recorder of {recorded} ranks")
+    return f"{len(texts)}, stacks {stacks}, recorder {recorded}", missing
 
 
-def cells(
-    faults: list[str], shapes: list[str], runtimes: list[str], *, rotate: bool
-) -> Iterator[tuple[Sick, str, str]]:
+def cells(faults: list[str], shapes: list[str], runtimes: list[str], *, rotate: bool) -> Iterator[tuple[str, str, str]]:
     """All of them; with rotate each fault in one shape and runtime, each of those in its turn."""
     for number, name in enumerate(faults):
         own = ["replicas"] if FAULTS[name].groups else shapes
         places = [(shape, runtime) for shape in own for runtime in runtimes]
         for shape, runtime in [places[number % len(places)]] if rotate else places:
-            yield FAULTS[name], shape, runtime
+            yield name, shape, runtime
 
 
 def main() -> int:
     """0 when every cell is right."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--faults", nargs="+", choices=FAULTS, default=[*FAULTS])
+    parser.add_argument("--faults", nargs="+", choices=FAULTS)
+    parser.add_argument(
+        "--stripped", action="store_true", help="the programs report nothing; only faults that stop a rank"
+    )
     parser.add_argument("--shapes", nargs="+", choices=["srun", "torchrun"], default=["srun", "torchrun"])
     parser.add_argument("--runtimes", nargs="+", choices=["pyxis", "bubblewrap"], default=["pyxis", "bubblewrap"])
     parser.add_argument("--rotate", action="store_true", help="each fault in one shape and runtime only")
     parser.add_argument("--table", type=Path, help="append the rows to this file")
     asked = parser.parse_args()
+    faults = STRIPPED if asked.stripped else FAULTS
     print(HEAD, flush=True)
     seen = []
     with tempfile.TemporaryDirectory(prefix="kit-sick-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
         folder.chmod(0o755)
         with ward(data_folders.user_data() / "images", folder) as made:
-            for fault, shape, runtime in cells(asked.faults, asked.shapes, asked.runtimes, rotate=asked.rotate):
+            names = [name for name in asked.faults or faults if name in faults]
+            for each, shape, runtime in cells(names, asked.shapes, asked.runtimes, rotate=asked.rotate):
+                fault = faults[each]
                 try:
-                    one = run(made, fault, shape, runtime)
+                    one = run(made, fault, shape, runtime, stripped=asked.stripped)
                 except AssertionError as error:
                     print(f"{fault.name} {shape} {runtime}: {str(error)[-3000:]}", file=sys.stderr, flush=True)
                     seen.append(False)

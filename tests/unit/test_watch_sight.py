@@ -17,7 +17,13 @@ def test_a_job_that_asks_for_no_watch(tables: dict[str, object]) -> None:
 
 def test_a_watch_with_its_means() -> None:
     said = sight(Job.model_validate({**JOB, "watch": {"stall": 30}}))
-    assert said == "watch: steps: as the program reports them; processes: sampled on each node; stacks: yes"
+    assert said is not None
+    assert said.split("; ") == [
+        "watch: steps: as the program reports them, else from its log (kit top, kit why)",
+        "processes: sampled on each node",
+        "stacks: yes",
+        "collectives: NCCL's, written by torch's flight recorder at a time-out",
+    ]
 
 
 def test_a_watch_without_the_monitor_sees_nothing() -> None:
