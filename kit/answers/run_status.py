@@ -1,4 +1,4 @@
-"""What `kit runs` and `kit status` show, for both and for the Python API. No manifest is needed."""
+"""Facts that `kit runs` and `kit status` show, for both and for the Python API. No manifest is needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whether a running job has said nothing for a while: then it is worth a look at its ranks."""
+"""Silence of a running job: after a while it is worth a look at its ranks."""
 
 from __future__ import annotations
 
