@@ -6,6 +6,7 @@ The folder is the registry: an entry `NAME` of `kind` is `<root>/<kind>/NAME` (a
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -120,8 +121,20 @@ def _instead(kind: str, name: str, known: list[str], asked_by: str, key: str) ->
     """The hint: another name to write, or a file to add."""
     near = nearest(name, known)
     if near is None:
-        return f"add {kind}/{_file_of(kind, name)} to the project"
+        return _that_makes(kind, name) or f"add {kind}/{_file_of(kind, name)} to the project"
     return f"{asked_by} {near}" if asked_by.startswith("--") else f'{key} = "{near}"' if key else near
+
+
+def _that_makes(kind: str, name: str) -> str:
+    """The command that makes an entry of this name, where there is one."""
+    if re.fullmatch(r"[a-z0-9][a-z0-9._-]*", name) is None:
+        return ""
+    if kind == "clusters":
+        return f"on a login node, 'kit cluster detect {name}' writes clusters/{name}.toml"
+    if kind == "containers":
+        makes = f"'kit init --image {name} --from train-cpu --pip PACKAGE' writes containers/{name}"
+        return f"{makes}; 'kit import-image' takes an existing image"
+    return ""
 
 
 def names(kind: str, *, project_dir: Path) -> list[str]:

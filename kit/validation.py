@@ -227,12 +227,27 @@ def _same_value(declared: Declared, got: object, origins: set[Any]) -> object:
     """The given value in the type that the key accepts: text as a list, a number as text, the only item of a list."""
     if tuple in origins and isinstance(got, str):
         return shlex.split(got) if declared.keys[-1] in {"args", "command"} and _splits(got) else [got]
+    if declared.keys == ("args",) and isinstance(got, Mapping) and got:
+        return _as_words(got)
     if str not in origins:
         return None
     if isinstance(got, list) and len(got) == 1 and isinstance(got[0], str):
         return got[0]
+    # Each program reads its own variables: most take this word, and the word is what the user wrote.
+    if isinstance(got, bool) and declared.keys[:-1] == ("env",):
+        return str(got).lower()
     number = isinstance(got, int | float) and not isinstance(got, bool)
     return str(got) if number and (declared.form is None or declared.form.holds(str(got))) else None
+
+
+def _as_words(options: Mapping[str, object]) -> list[str]:
+    """A table of options as the words of a command line: `{lr = 0.1, amp = true}` -> `--lr 0.1 --amp`."""
+    words: list[str] = []
+    for name, value in options.items():
+        option = name if name.startswith("-") else f"--{name}"
+        values = value if isinstance(value, list) else [] if value is True else [value]
+        words += [] if value is False else [option, *(str(one) for one in values)]
+    return words
 
 
 def _splits(text: str) -> bool:
@@ -249,13 +264,26 @@ def _unknown_key(keys: Location, value: object, model: type[BaseModel]) -> Inval
     other = getattr(model, "OTHER_NAMES", {}).get(name.replace("-", "_"))
     near = nearest(name, known) or nearest(name.lower(), known)
     if other is not None:
-        return _misplaced(tuple(other.split(".")), value)
+        at = tuple(other.split("."))
+        return _misplaced(at, _as_form(locate(model, at), value))
     if places := tables_with(model, name):
         return _misplaced((*filter(None, places[0].split(".")), name), value)
     where = f"[{dotted(table)}]" if table else "the top of this file"
     if near:
         return Invalid(f"{where} has no such key; did you mean {near!r}?", write=value, at=(*table, near))
+    if table == ("sweep",) and isinstance(value, list):
+        problem = f"{where} has no such key; an option of the program that varies is a list of [sweep.grid]"
+        return Invalid(problem, hint=f"[sweep.grid]\n       args.--{name.lstrip('-')} = {toml(value)}")
     return Invalid(f"{where} has no such key", allowed=", ".join(known), hint="remove the line")
+
+
+def _as_form(declared: Declared, value: object) -> object:
+    """The value as the key's form has it, where it is clear what was meant: `64 GB` -> `64GB`."""
+    form = declared.form
+    if form is None or not isinstance(value, str) or form.holds(value):
+        return value
+    near = form.nearest(value)
+    return near if near is not None and form.holds(near) else value
 
 
 def _misplaced(at: Location, value: object) -> Invalid:

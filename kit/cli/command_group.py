@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
+import sys
 from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from kit.cli import interrupts
+from kit.cli import interrupts, program_words
 from kit.cli.groups import PLACES
 
 # Click's base class of all usage errors. Some releases of typer contain their own click, others use the installed one. The bases of
 # typer's own exception show which.
 _UsageFault: Any = next(c for c in typer.BadParameter.__mro__ if c.__name__ == "ClickException")
+
+# The least likeness, as difflib counts it, of a slip and the option that was meant: --flow and --follow have 0.86, --nodes and
+# --yes 0.67.
+_NEAR = 0.75
+# Typer's answer to --gpus two, and plainer words.
+_PARSER_WORDS = (
+    "Input should be a valid integer, unable to parse string as an integer",
+    "a whole number is expected",
+)
 
 
 class _Ended(Exception):  # noqa: N818 - it carries what ended a command past typer
@@ -95,10 +106,39 @@ def _name_meant_options(error: Any) -> None:
     if not given or context is None:
         return
     names = [name for parameter in context.command.params for name in (*parameter.opts, *parameter.secondary_opts)]
-    meant = [name for name in names if name.startswith(given)] or error.possibilities
-    if meant:
-        error.message = f"No such option: {given}. Did you mean {' or '.join(meant)}?"
+    longer = [name for name in names if name.startswith(given)]
+    if not longer and (line := _line_without(given, context.command.name, names)):
+        error.message = f"No such option: {given}.\n  try: {line}"
         error.possibilities = None
+        return
+    meant = longer or [name for name in error.possibilities or () if _is_near(given, name)]
+    error.message = f"No such option: {given}." + (f" Did you mean {' or '.join(meant)}?" if meant else "")
+    error.possibilities = None
+
+
+def _is_near(given: str, name: str) -> bool:
+    """Whether one may be a slip for the other. Click's own bound offers --yes for --nodes."""
+    from difflib import SequenceMatcher
+
+    return SequenceMatcher(None, given, name).ratio() >= _NEAR
+
+
+def _line_without(given: str, command: str | None, names: list[str]) -> str:
+    """The command line for an option that is sbatch's or the program's: as a key by --set, or after --. Empty if it is neither."""
+    from kit.spec.sbatch_options import SAME_VALUE
+
+    words = sys.argv[1:]
+    at = next((place for place, word in enumerate(words) if word.partition("=")[0] == given), None)
+    if at is None:
+        return ""
+    before, (_, equals, value), after = words[:at], words[at].partition("="), words[at + 1 :]
+    key = SAME_VALUE.get(given.lstrip("-").replace("-", "_"))
+    if key is not None and "--set" in names:
+        value, after = (value, after) if equals else (after[0] if after else "VALUE", after[1:])
+        return shlex.join(["kit", *before, "--set", f"{key}={value}", *after])
+    if command in {*program_words.COMMANDS, "run"} and not any(_is_near(given, name) for name in names):
+        return shlex.join(["kit", *before, "--", *words[at:]])
+    return ""
 
 
 def run() -> int:
@@ -112,6 +152,7 @@ def run() -> int:
         return interrupts.end()
     except _UsageFault as error:
         _name_meant_options(error)
+        error.message = error.message.replace(*_PARSER_WORDS)
         error.show()
         return int(error.exit_code)
     except _Ended as ended:

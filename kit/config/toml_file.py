@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
@@ -33,13 +34,33 @@ def load_toml(path: Path) -> Table:
         if is_batch_text(text):
             problem = f"{shown(path)}: this is a batch script, and a TOML file is expected"
             raise ConfigError(problem, hint=f"kit migrate {shlex.quote(str(path))}") from None
-        raise ConfigError(
-            f"{shown(path)}: not valid TOML: {error}", hint='text is written in "quotes", a table\'s name in [brackets]'
-        ) from None
+        raise ConfigError(f"{shown(path)}: not valid TOML: {error}", hint=_hint_for(path, text, str(error))) from None
     except RecursionError:
         raise too_deep(shown(path)) from None
     check_values(table, shown(path))
     return table
+
+
+def _hint_for(path: Path, text: str, error: str) -> str:
+    """What to do about a file that is not TOML: it may be another kind of file, or have a slip that is common."""
+    if path.suffix == ".py":
+        return f"kit run {shlex.quote(str(path))}"
+    line = _line_of(text, error)
+    if "overwrite a value" in error or "declare" in error:
+        return f"{line!r} is there twice: remove one" if line else "a key or table is there twice: remove one"
+    if found := re.fullmatch(r"([A-Za-z0-9_-]+) *: *([^{}\[\]\"']+)", line):
+        return f'YAML is not read; in TOML: {found[1]} = "{found[2].strip()}"'
+    if found := re.fullmatch(r"([A-Za-z0-9_.-]+) *= *([A-Za-z][^\"'\[\]{}#]*)", line):
+        value = found[2].strip()
+        return f"{found[1]} = {value.lower()}" if value in {"True", "False"} else f'{found[1]} = "{value}"'
+    return 'text is written in "quotes", a table\'s name in [brackets]'
+
+
+def _line_of(text: str, error: str) -> str:
+    """The line of the file that tomllib's message names; empty if it names none."""
+    found = re.search(r"at line (\d+)", error)
+    lines = text.split("\n")
+    return lines[int(found[1]) - 1].strip() if found and int(found[1]) <= len(lines) else ""
 
 
 def is_batch_text(text: str) -> bool:
@@ -63,9 +84,10 @@ def _text_of(path: Path) -> str:
         # Editors on Windows may write a byte order mark first.
         return untrusted_files.read_bytes(path, most=_MOST_BYTES).decode("utf-8-sig")
     except FileNotFoundError:
-        raise ConfigError(
-            f"{shown(path)}: no such file", hint="run 'kit init' for a first job file, or name another one"
-        ) from None
+        hint = "run 'kit init' for a first job file, or name another one"
+        if "=" in path.name:
+            hint = f"--set {shlex.quote(path.name)} for a key of the job, -- {shlex.quote(f'--{path.name}')} for an argument"
+        raise ConfigError(f"{shown(path)}: no such file", hint=hint) from None
     except UnicodeDecodeError:
         raise ConfigError(f"{shown(path)}: the file is not UTF-8 text", hint="save it as UTF-8") from None
     except OSError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal
 
@@ -33,7 +34,7 @@ from kit.spec.schema_base import (
 from kit.spec.stages import Stage
 from kit.spec.step_torchrun_once import AfterRun, Lines, Once, PerNode, Step, Torchrun
 from kit.spec.sweep import Sweep
-from kit.spec.wrong_value_messages import Form, Invalid
+from kit.spec.wrong_value_messages import Form, Invalid, shown
 
 # An option for passing a variable's value to a program that does not read its environment.
 RankOption = Annotated[
@@ -90,6 +91,15 @@ def _short(value: str) -> str:
 
 
 Arg = Annotated[Text, AfterValidator(_short)]
+
+
+def _interpreter(value: str) -> str:
+    """A program's name or path. A version alone is none: the nodes would look for a program named 3.11."""
+    if re.fullmatch(r"[0-9.]*", value):
+        raise Invalid(
+            f"{shown(value)} is a version, and this key names a program", write=f"python{value}" if value else "python3"
+        )
+    return value
 
 
 # Tables of shell lines beside the ranks.
@@ -149,7 +159,9 @@ class Job(Model):
         description="Options of the job's program. Each gets the value of a variable of the rank, such as { --local_rank = "
         "'LOCAL_RANK' }.",
     )
-    python: Arg = Field(default="python3", description="Python interpreter in the container.")
+    python: Annotated[Arg, AfterValidator(_interpreter)] = Field(
+        default="python3", description="Python interpreter in the container."
+    )
     env: dict[EnvName, Arg] = Field(default_factory=dict, description="Environment variables of every rank.")
     inherit: tuple[EnvPattern, ...] = Field(
         default=(),

@@ -31,7 +31,7 @@ _REFUSED = ("array", "export", "open-mode", "wait", "wrap")
 # Options whose value the key accepts unchanged, as people write them in TOML.
 SAME_VALUE = {
     name.replace("-", "_"): KEYS[name]
-    for name in (*_SAME.split(), "gpus-per-node", "ntasks-per-node", "mem", "nodes", "time", "job-name")
+    for name in (*_SAME.split(), "gpus", "gpus-per-node", "ntasks-per-node", "mem", "nodes", "time", "job-name")
 }
 # Numbers of signal(7) that people give to --signal, on all machines that Slurm runs on.
 _NUMBERS = {"1": "HUP", "2": "INT", "10": "USR1", "12": "USR2", "15": "TERM"}

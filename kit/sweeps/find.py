@@ -43,7 +43,8 @@ def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = N
         return mine[-1]
     if found := find_runs.only(name, [p for p in known if p.name.startswith(name)], what="sweeps"):
         return found
-    raise RunError(f"{name}: no such sweep", hint=f"known: {', '.join(p.name for p in known[-3:]) or 'none'}")
+    last = ", ".join(p.name for p in known[-3:])
+    raise RunError(f"{name}: no such sweep", hint=f"known: {last}" if last else "'kit sweep' submits one")
 
 
 def named(name: str, folders: list[Path]) -> Path | None:

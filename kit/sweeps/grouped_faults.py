@@ -44,7 +44,7 @@ class Gathered:
         except ConfigError as error:
             if not error.faults:
                 raise
-            self.add(point, error.faults)
+            self.add(point, [_as_option(fault, point) for fault in error.faults])
 
     def raise_any(self) -> None:
         """Raise a ConfigError with all collected faults, if there are any."""
@@ -54,6 +54,14 @@ class Gathered:
     def error(self) -> ConfigError:
         """All collected faults as one error."""
         return ConfigError.of(*(_with_points(fault, points) for fault, points in self._points.items()))
+
+
+def _as_option(fault: Fault, point: Point) -> Fault:
+    """A swept key that no job has is meant as an option of the program: `lr` -> `args.--lr`."""
+    if fault.key not in point.values or "." in fault.key or not fault.problem.endswith("has no such key"):
+        return fault
+    problem = "no key of the job has this name, and an option of the program begins with args.--"
+    return replace(fault, problem=problem, allowed="", hint=f"write args.--{fault.key} in place of {fault.key}")
 
 
 def _with_points(fault: Fault, points: Sequence[Point]) -> Fault:

@@ -15,7 +15,7 @@ from kit import config, data_folders, untrusted_files
 from kit.allocation import minutes
 from kit.config import toml_file
 from kit.data_folders import Entry
-from kit.errors import UsageError
+from kit.errors import UsageError, nearest
 from kit.images import image_lock
 from kit.planning.cpu_builds import cpu_build
 from kit.runs.manifest import BY_KIT_RUN
@@ -79,7 +79,8 @@ def table(asked: FirstJob, resources: Mapping[str, Any] | None = None) -> dict[s
     """The job's table. resources: keys above those that the cluster suggests. UsageError for a script that is not there."""
     if asked.script is not None and not (asked.folder / asked.script).is_file():
         problem = f"{asked.script}: no such file in {asked.folder.resolve()}"
-        raise UsageError(problem, hint="name your program's file")
+        near = nearest(asked.script.name, [path.name for path in (asked.folder / asked.script).parent.glob("*.py")])
+        raise UsageError(problem, hint=f"name {near}, if you mean that" if near else "name your program's file")
     if asked.script is not None and toml_file.has_sbatch_options(_begin_of(asked.folder / asked.script)):
         problem = f"{asked.script}: this is a batch script, and a program of the ranks is expected"
         raise UsageError(problem, hint=f"kit migrate {shlex.quote(str(asked.folder / asked.script))}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 import tomllib
@@ -177,6 +178,72 @@ def test_the_site_builds_and_asks_nobody(site: Path) -> None:
             text = path.read_text(encoding="utf-8")
             assert not re.findall(r"<(?:script|img|iframe|link)[^>]+(?:src|href)=\"?(?:https?:)?//", text), path
             assert "@import url(http" not in text
+
+
+# The words that people type, and the page that answers.
+QUERIES = {
+    "install": "guides/install.html",
+    "pip install": "guides/install.html",
+    "uv tool install": "guides/install.html",
+    "conda": "guides/install.html",
+    "upgrade": "guides/install.html",
+    "uninstall": "guides/install.html",
+    "command not found": "guides/install.html",
+    "without network wheels": "guides/install.html",
+    "pdb": "guides/debug.html",
+    "breakpoint": "guides/debug.html",
+    "debug rank": "guides/debug.html",
+    "debugpy": "guides/debug.html",
+    "BdbQuit": "guides/debug.html",
+    "post-mortem": "guides/debug.html",
+    "arguments": "guides/arguments.html",
+    "hyperparameters": "guides/arguments.html",
+    "command line": "guides/arguments.html",
+    "tensorboard": "guides/metrics.html",
+    "wandb": "guides/metrics.html",
+    "weights biases": "guides/metrics.html",
+    "submitit": "guides/moving.html",
+    "torchx": "guides/moving.html",
+    "nemo-run": "guides/moving.html",
+    "skypilot": "guides/moving.html",
+    "map_array": "guides/moving.html",
+    "shared install": "guides/administrator.html",
+    "module lmod": "guides/administrator.html",
+    "qos account": "guides/administrator.html",
+    "administrator": "guides/administrator.html",
+    "sbatch script": "guides/migrate.html",
+    "jupyter notebook": "guides/remote.html",
+    "laptop ssh": "guides/remote.html",
+    "sweep grid": "guides/sweeps.html",
+    "time limit": "guides/preempted.html",
+    "preempted requeue": "guides/preempted.html",
+    "hang": "guides/hang.html",
+    "checkpoint": "guides/checkpoints.html",
+    "requirements.txt": "guides/images.html",
+    "report": "guides/report.html",
+    "slack": "guides/notices.html",
+}
+
+
+@pytest.fixture(scope="module")
+def sections(site: Path) -> dict[str, list[str]]:
+    """The text of each section in the site's search index, with its title, by the page's place in the site."""
+    found: dict[str, list[str]] = {}
+    for one in json.loads((site / "search" / "search_index.json").read_text(encoding="utf-8"))["docs"]:
+        text = re.sub(r"<[^>]+>", " ", f"{one['title']} {one['text']}")
+        found.setdefault(one["location"].partition("#")[0], []).append(text.lower())
+    return found
+
+
+def test_the_search_finds_what_people_type(sections: dict[str, list[str]]) -> None:
+    """A section of the right page has all words of the query."""
+    missed = {
+        query: page
+        for query, page in QUERIES.items()
+        if not any(all(word in text for word in query.lower().split()) for text in sections[page])
+    }
+    assert missed == {}
+    assert len(QUERIES) >= 40
 
 
 # Names of the parts of a page that are wider than the page, and of pictures that did not load or have no text.
