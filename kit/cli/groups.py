@@ -66,5 +66,9 @@ GROUPS = {
         "template": "template.app",
         "schema": "schema.schema",
     },
+    "Agents": {
+        "mcp": "mcp.mcp",
+        "skill": "mcp.skill",
+    },
 }
 PLACES = {name: (group, place) for group, commands in GROUPS.items() for name, place in commands.items()}

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from kit.cli.mcp import mcp
 from kit.cli.serve import serve
 from kit.errors import ToolError, UsageError
 from kit.images import image_lock, sbom
@@ -29,6 +30,8 @@ OPTIONAL = {
     "apprise": "notify",
     "cyclonedx": "sbom",
     "matplotlib": "plot",
+    "mcp": "mcp",
+    "mcp_types": "mcp",
     "numpy": "search",
     "optuna": "search",
     "packageurl": "sbom",
@@ -45,6 +48,7 @@ OPTIONAL = {
 COMES_WITH = {
     "packageurl": "cyclonedx_python_lib",
     "cyclonedx": "cyclonedx_python_lib",
+    "mcp_types": "mcp",
     "vl_convert": "vl_convert_python",
     "anyio": "starlette",
 }
@@ -100,6 +104,8 @@ CALLS: list[tuple[str, Callable[[], object]]] = [
     ("apprise", send.require_apprise),
     ("cyclonedx", lambda: _sbom("cyclonedx")),
     ("matplotlib", _plot),
+    ("mcp", mcp),
+    ("mcp_types", mcp),
     ("optuna", search_requirements.argv),
     ("prometheus_client", serve),
     ("pyarrow", _parquet),

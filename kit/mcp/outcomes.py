@@ -1,0 +1,80 @@
+"""The outcome of a run in the record of spending: whether Slurm has taken it, and what it used once it has ended."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from kit.errors import KitError
+from kit.mcp.spending import Spent
+from kit.remote import run_folder_mirror as mirrors
+from kit.runs import how_ended, run_facts, status, submission, which_slurm
+from kit.spec.run_paths import RunPaths
+
+
+def settle(one: Spent) -> Spent:
+    """The entry as it is now. What is not known stays as it is, and counts."""
+    run_dir = Path(one.run_dir)
+    try:
+        return _ended(one, run_dir) if one.state == "submitted" else _opened(one, run_dir)
+    except (KitError, OSError):
+        return one
+
+
+def _opened(one: Spent, run_dir: Path) -> Spent:
+    """An entry whose server ended before it recorded the outcome. The kit finds the run's job by its mark."""
+    if mirrors.holding(run_dir):
+        # The cluster may have the run although this machine does not.
+        (found,) = status.of([run_dir], queue=which_slurm.queue()) if run_dir.is_dir() else (None,)
+        job = found.facts.slurm_id if found else None
+        return replace(one, state="submitted", job_id=str(job)) if job is not None else one
+    if not run_dir.is_dir():
+        # The folder, and in it the intent, come before sbatch.
+        return replace(one, state="dropped")
+    (found,) = status.of([run_dir], queue=which_slurm.queue())
+    if found.facts.slurm_id is not None:
+        return replace(one, state="submitted", job_id=str(found.facts.slurm_id))
+    intent = submission.read(RunPaths(run_dir).submission)
+    if intent is None:
+        return (
+            one if RunPaths(run_dir).submission.exists() or found.job_id is not None else replace(one, state="dropped")
+        )
+    if submission.is_late(intent) and not submission.jobs_of(
+        intent, env=which_slurm.env_of(one.cluster), forgotten=True
+    ):
+        return replace(one, state="dropped")
+    return one
+
+
+def _ended(one: Spent, run_dir: Path) -> Spent:
+    """A run that has closed its own record used what it ran for. Any other counts as planned."""
+    facts = run_facts.read(run_dir)
+    if not facts.started and RunPaths(run_dir).cancelled.exists():
+        (found,) = status.of([run_dir], queue=which_slurm.queue())
+        never = found.state == "CANCELLED" and not found.facts.started
+        return replace(one, state="ended", node_hours=0.0, gpu_hours=0.0) if never else one
+    if not how_ended.is_over(run_dir, facts):
+        return one
+    hours = _hours(run_dir)
+    if hours is None or one.node_hours <= 0:
+        return one
+    used = hours * one.nodes
+    return replace(
+        one, state="ended", node_hours=round(used, 6), gpu_hours=round(one.gpu_hours * used / one.node_hours, 6)
+    )
+
+
+def _hours(run_dir: Path) -> float | None:
+    """The hours of all starts of a run; None if a start has no end."""
+    total, began = 0.0, None
+    for event in run_facts.events(run_dir):
+        epoch = event.get("epoch")
+        if event["event"] not in {"start", "requeue", "end"} or not isinstance(epoch, int | float):
+            continue
+        if event["event"] == "start":
+            if began is not None:
+                return None
+            began = float(epoch)
+        elif began is not None:
+            total, began = total + max(0.0, float(epoch) - began), None
+    return total / 3600 if began is None else None

@@ -1,0 +1,41 @@
+"""All that one server knows: its project, the user's limits, its plans, what was spent, and what it has told of."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from kit.mcp import limits as limiting
+from kit.mcp import outcomes
+from kit.mcp.limits import Limits
+from kit.mcp.plans import Plans
+from kit.mcp.spending import Ledger
+
+_RUNS = "runs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """One server. limits_file: read again for each call, so that its user can change it at any time. told: keys of events that a
+    wait has returned already.
+    """
+
+    project: Path
+    limits_file: Path
+    plans: Plans = field(default_factory=Plans)
+    told: set[str] = field(default_factory=set)
+
+    @property
+    def ledger(self) -> Ledger:
+        """What all servers of this project have spent."""
+        return Ledger(self.project / _RUNS, settle=outcomes.settle)
+
+    def limits(self) -> Limits:
+        """The limits as they are now; errors as in `limits.read`."""
+        return limiting.read(self.limits_file, project=self.project)
+
+    def limits_to_write(self) -> Limits:
+        """The same for what submits or cancels: ConfigError in read-only mode."""
+        found = self.limits()
+        limiting.require_writable(found, self.limits_file)
+        return found

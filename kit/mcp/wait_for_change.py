@@ -1,0 +1,89 @@
+"""Waits for many runs at once: until the first of them ends, stalls or, if asked, starts.
+
+Slurm is asked for all runs together, twice a minute at most. In between only the runs' own records are read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from kit.mcp import as_data
+from kit.mcp.session import Session
+from kit.notices.happened import happened
+from kit.runs import how_ended, run_facts, status, which_slurm
+from kit.runs.status import UNKNOWN, Status
+from kit.spec.notify import Event
+
+_LOOK_S, _ASK_S, _TELL_S = 1.0, 30.0, 10.0
+# Events that end a wait; `happened` gives one of fail and end.
+_ALWAYS: tuple[Event, ...] = ("stall", "fail", "end")
+Progress = Callable[[float, float, str], Awaitable[None]]
+
+
+async def wait(
+    session: Session, run_dirs: Sequence[Path], *, timeout_s: float, starts: bool, progress: Progress
+) -> dict[str, Any]:
+    """The first news of these runs, or their states after `timeout_s` seconds. progress: called every ten seconds.
+
+    A stall or a start is told once in a session; the end of a run is told each time.
+    """
+    on: tuple[Event, ...] = ("start", *_ALWAYS) if starts else _ALWAYS
+    began = told_at = time.monotonic()
+    lost = set[Path]()
+    while True:
+        asked = time.monotonic()
+        found = await asyncio.to_thread(status.of, run_dirs, queue=which_slurm.queue())
+        news = [event for one in found for event in _news(session, one, on, gone=one.run_dir in lost)]
+        lost = {one.run_dir for one in found if one.state == "LOST"}
+        left = began + timeout_s - time.monotonic()
+        if news or left <= 0:
+            return _answer(found, news, timed_out=not news)
+        before = _records(run_dirs)
+        while time.monotonic() < min(asked + _ASK_S, began + timeout_s) and _records(run_dirs) == before:
+            if time.monotonic() - told_at >= _TELL_S:
+                told_at = time.monotonic()
+                active = sum(one.active or one.state == UNKNOWN for one in found)
+                await progress(told_at - began, timeout_s, f"{active} of {len(found)} runs have not ended")
+            await asyncio.sleep(_LOOK_S)
+
+
+def _records(run_dirs: Sequence[Path]) -> list[tuple[object, ...]]:
+    """What the runs' own records say: it changes when there may be news."""
+    every: list[tuple[object, ...]] = []
+    for run_dir in run_dirs:
+        facts = run_facts.read(run_dir)
+        stalls = sum(event["event"] == "stall" for event in run_facts.events(run_dir))
+        every.append((facts.started, facts.restarts, facts.exit_code, how_ended.is_over(run_dir, facts), stalls))
+    return every
+
+
+def _news(session: Session, one: Status, on: tuple[Event, ...], *, gone: bool) -> list[dict[str, Any]]:
+    """The events of a run that this session has not told. gone: the run was lost at the look before, too."""
+    news = []
+    if one.state in {UNKNOWN, "SUBMITTED"}:
+        return []
+    for event in happened(one, on, now=time.time(), gone=gone):
+        key = f"{one.run_dir}/{event.key}"
+        ended = event.event in {"fail", "end"}
+        if ended or key not in session.told:
+            session.told.add(key)
+            news.append(
+                {
+                    "run": one.run_dir.name,
+                    "event": "end" if ended else event.event,
+                    "state": one.state,
+                    "exit_code": one.exit_code,
+                }
+            )
+    return news
+
+
+def _answer(found: Sequence[Status], news: list[dict[str, Any]], *, timed_out: bool) -> dict[str, Any]:
+    states = [
+        {"run": one.run_dir.name, "state": one.state, "exit_code": one.exit_code, "reason": one.reason} for one in found
+    ]
+    return as_data.marked({"news": news, "runs": states}, timed_out=timed_out, count=len(news))
