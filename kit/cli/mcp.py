@@ -35,7 +35,7 @@ def mcp(
         raise ToolError(f"kit mcp needs {error.name}, which is not installed", hint=hint) from None
     from kit.mcp import server
     from kit.mcp.limits import default_file
-    from kit.mcp.session import Session
+    from kit.mcp.session import AgentSession
 
     file = (limits or default_file()).expanduser().absolute()
     if limits and not file.is_file():
@@ -44,7 +44,7 @@ def mcp(
         if not project.is_dir():
             raise UsageError(f"{project}: no folder", hint="kit mcp --project .")
         os.chdir(project)
-    server.serve(Session(project=data_folders.project(), limits_file=file))
+    server.serve(AgentSession(project=data_folders.project(), limits_file=file))
 
 
 def skill() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kit.answers import named_runs
 from kit.errors import RunError, UsageError
-from kit.mcp.session import Session
+from kit.mcp.session import AgentSession
 from kit.runs import own_run
 
 
@@ -23,7 +23,7 @@ def find_run(name: str, *, to: str) -> Path:
     return found
 
 
-def job_file(session: Session, given: str) -> Path:
+def job_file(session: AgentSession, given: str) -> Path:
     """A job file in the project, or the job file of a folder there. UsageError for one outside, also through a link."""
     path = (session.project / given).resolve()
     if not path.is_relative_to(session.project.resolve()):

@@ -13,7 +13,7 @@ from kit.mcp import as_data, cost, find_own, spending
 from kit.mcp import limits as limiting
 from kit.mcp.limits import Limits
 from kit.mcp.plans import Pending
-from kit.mcp.session import Session
+from kit.mcp.session import AgentSession
 from kit.runs import remote_clusters
 from kit.runs import rerun as repeating
 from kit.runs import submit as sending
@@ -22,7 +22,7 @@ from kit.runs.prepare_run import Prepared
 _NEXT = "submit_run with this plan_id submits exactly this plan, once"
 
 
-def plan_job(session: Session, *, job_file: str, cluster: str | None, overrides: Sequence[str]) -> dict[str, Any]:
+def plan_job(session: AgentSession, *, job_file: str, cluster: str | None, overrides: Sequence[str]) -> dict[str, Any]:
     """Plan a job file of the project."""
     limits = session.limits_to_write()
     path = find_own.job_file(session, job_file)
@@ -31,7 +31,7 @@ def plan_job(session: Session, *, job_file: str, cluster: str | None, overrides:
 
 
 def rerun(
-    session: Session, *, run: str, cluster: str | None, overrides: Sequence[str], from_step: int | None
+    session: AgentSession, *, run: str, cluster: str | None, overrides: Sequence[str], from_step: int | None
 ) -> dict[str, Any]:
     """Plan a repetition of a run of this user's."""
     limits = session.limits_to_write()
@@ -48,7 +48,7 @@ def rerun(
     return {**answer, "differences": [as_data.text(line) for line in repeating.differences(ready)]}
 
 
-def submit_run(session: Session, *, plan_id: str) -> dict[str, Any]:
+def submit_run(session: AgentSession, *, plan_id: str) -> dict[str, Any]:
     """Submit a plan. What it may use is recorded before sbatch runs, and dropped if there is no job."""
     limits = session.limits_to_write()
     pending = session.plans.take(plan_id, earlier=session.ledger.entries)
@@ -75,7 +75,7 @@ def submit_run(session: Session, *, plan_id: str) -> dict[str, Any]:
     }
 
 
-def _shown(session: Session, ready: Prepared, limits: Limits, confirmed: Callable[[], Prepared]) -> dict[str, Any]:
+def _shown(session: AgentSession, ready: Prepared, limits: Limits, confirmed: Callable[[], Prepared]) -> dict[str, Any]:
     """The answer to a plan within all limits, which is kept."""
     asked = cost.of(ready.plan)
     known = _require_allowed(session, ready, asked, limits)
@@ -98,7 +98,7 @@ def _shown(session: Session, ready: Prepared, limits: Limits, confirmed: Callabl
 
 
 def _require_allowed(
-    session: Session, ready: Prepared, asked: cost.Cost, limits: Limits
+    session: AgentSession, ready: Prepared, asked: cost.Cost, limits: Limits
 ) -> dict[str, dict[str, float]]:
     """What was spent. ConfigError with every limit that the run exceeds."""
     import time

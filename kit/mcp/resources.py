@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from kit import data_folders, untrusted_files
 from kit.errors import RunError
 from kit.mcp import as_data, find_own, run_tools
-from kit.mcp.session import Session
+from kit.mcp.session import AgentSession
 from kit.runs.manifest import read
 from kit.spec.run_paths import RunPaths
 
@@ -30,7 +30,7 @@ def skill() -> str:
     return untrusted_files.read_text(data_folders.packaged() / "docs" / "agents" / "SKILL.md")
 
 
-def content(session: Session, uri: str) -> tuple[str, str]:
+def content(session: AgentSession, uri: str) -> tuple[str, str]:
     """Text and type of a resource. RunError if there is none at this address."""
     if uri == "kit://schema/job":
         from kit.spec import schemas

@@ -13,7 +13,7 @@ from kit.comparison.compare import compare
 from kit.errors import RunError
 from kit.mcp import as_data, find_own
 from kit.mcp import read_log as log
-from kit.mcp.session import Session
+from kit.mcp.session import AgentSession
 from kit.runs import cancel as cancelling
 from kit.runs import foreign_runs, which_slurm
 from kit.runs import status as of
@@ -28,14 +28,14 @@ def _status(run: str, *, to: str) -> Status:
     return shown.status_of(find_own.find_run(run, to=to), queue=which_slurm.queue(), say=_silent)
 
 
-def run_status(session: Session, *, run: str) -> dict[str, Any]:
+def run_status(session: AgentSession, *, run: str) -> dict[str, Any]:
     """The state of one run."""
     one = _status(run, to="show its state")
     full = shown.shown(one, queue=which_slurm.queue(), say=_silent)
     return as_data.marked(asdict(full), run=as_data.text(one.run_dir.name), state=one.state, exit_code=one.exit_code)
 
 
-def explain_run(session: Session, *, run: str) -> dict[str, Any]:
+def explain_run(session: AgentSession, *, run: str) -> dict[str, Any]:
     """Why a run ended or waits. The verdict and the rule are the kit's own words; all else may quote a program."""
     one = _status(run, to="explain it")
     answer = explaining.explanation(one)
@@ -45,7 +45,7 @@ def explain_run(session: Session, *, run: str) -> dict[str, Any]:
 
 
 def read_log(
-    session: Session, *, run: str, log_name: str | None, rank: int | None, offset: int | None, most_bytes: int
+    session: AgentSession, *, run: str, log_name: str | None, rank: int | None, offset: int | None, most_bytes: int
 ) -> dict[str, Any]:
     """A part of one log."""
     run_dir = find_own.find_run(run, to="read its logs")
@@ -59,14 +59,14 @@ def read_log(
     return {**found, "logs": [as_data.text(one) for one in log.names(run_dir)[:100]], as_data.FIELD: {"text": text}}
 
 
-def compare_runs(session: Session, *, a: str, b: str) -> dict[str, Any]:
+def compare_runs(session: AgentSession, *, a: str, b: str) -> dict[str, Any]:
     """The differences of two runs, the most important first."""
     both = [_status(name, to="compare it") for name in (a, b)]
     made = compare(*(recorded_run.read(one, explain(one)) for one in both))
     return as_data.marked(made.model_dump(mode="json"))
 
 
-def list_runs(session: Session, *, newest: int) -> dict[str, Any]:
+def list_runs(session: AgentSession, *, newest: int) -> dict[str, Any]:
     """This user's newest runs of the project, and which of them agents have submitted."""
     found = shown.list_statuses(None, queue=which_slurm.queue(), say=_silent)
     mine = [one for one in found if not foreign_runs.is_foreign(one.run_dir)]
@@ -79,7 +79,7 @@ def list_runs(session: Session, *, newest: int) -> dict[str, Any]:
     return as_data.marked(rows, count=len(mine))
 
 
-def cancel_run(session: Session, *, run: str) -> dict[str, Any]:
+def cancel_run(session: AgentSession, *, run: str) -> dict[str, Any]:
     """Cancel a run: one that kit mcp has submitted, or any of this user's, if the limits allow that."""
     limits = session.limits_to_write()
     run_dir = find_own.find_run(run, to="cancel its job")

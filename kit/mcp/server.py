@@ -15,7 +15,7 @@ from kit import __version__
 from kit.errors import KitError
 from kit.mcp import as_data, resources
 from kit.mcp import tools as kit_tools
-from kit.mcp.session import Session
+from kit.mcp.session import AgentSession
 from kit.mcp.tools import TOOLS
 
 _INSTRUCTIONS = (
@@ -25,7 +25,7 @@ _INSTRUCTIONS = (
 )
 
 
-def serve(session: Session) -> None:
+def serve(session: AgentSession) -> None:
     """Serve until the client closes stdin."""
     asyncio.run(_serve(made(session)))
 
@@ -35,7 +35,7 @@ async def _serve(server: Server[Any]) -> None:
         await server.run(reading, writing, server.create_initialization_options())
 
 
-def made(session: Session) -> Server[Any]:
+def made(session: AgentSession) -> Server[Any]:
     """The server of a session."""
 
     async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:

@@ -9,13 +9,13 @@ from kit.mcp import limits as limiting
 from kit.mcp import outcomes
 from kit.mcp.limits import Limits
 from kit.mcp.plans import Plans
-from kit.mcp.spending import Ledger
+from kit.mcp.spending import SpendingRecord
 
 _RUNS = "runs"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class AgentSession:
     """One server. limits_file: read again for each call, so that its user can change it at any time. told: keys of events that a
     wait has returned already.
     """
@@ -26,9 +26,9 @@ class Session:
     told: set[str] = field(default_factory=set)
 
     @property
-    def ledger(self) -> Ledger:
+    def ledger(self) -> SpendingRecord:
         """What all servers of this project have spent."""
-        return Ledger(self.project / _RUNS, settle=outcomes.settle)
+        return SpendingRecord(self.project / _RUNS, settle=outcomes.settle)
 
     def limits(self) -> Limits:
         """The limits as they are now; errors as in `limits.read`."""

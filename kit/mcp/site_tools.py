@@ -9,12 +9,12 @@ from kit import config, data_folders
 from kit.errors import ConfigError, UsageError
 from kit.images import store_contents
 from kit.mcp import as_data, spending
-from kit.mcp.session import Session
+from kit.mcp.session import AgentSession
 from kit.runs import find_runs, which_slurm
 from kit.spec.cluster import Cluster
 
 
-def cluster_info(session: Session, *, name: str | None) -> dict[str, Any]:
+def cluster_info(session: AgentSession, *, name: str | None) -> dict[str, Any]:
     """The clusters of the project, their nodes and QOS rows; the user's limits, and what was spent."""
     names = [name] if name else data_folders.names("clusters", project_dir=session.project)
     found = {one: _cluster(session, one) for one in names}
@@ -26,7 +26,7 @@ def cluster_info(session: Session, *, name: str | None) -> dict[str, Any]:
     return as_data.marked(found, limits=limits, limits_file=str(session.limits_file), spent=spent)
 
 
-def _cluster(session: Session, name: str) -> dict[str, Any]:
+def _cluster(session: AgentSession, name: str) -> dict[str, Any]:
     entry = data_folders.find("clusters", name, project_dir=session.project)
     try:
         made = config.load_model(entry.path, Cluster)
@@ -43,7 +43,7 @@ def _cluster(session: Session, name: str) -> dict[str, Any]:
     }
 
 
-def images(session: Session, *, cluster: str | None) -> dict[str, Any]:
+def images(session: AgentSession, *, cluster: str | None) -> dict[str, Any]:
     """The images with a lock or a file in the store, and whether they are there."""
     store = data_folders.image_store()
     if cluster:

@@ -71,7 +71,7 @@ def planned(ready: Prepared, plan: str, cost: Cost) -> Spent:
 Settle = Callable[[Spent], Spent]
 
 
-class Ledger:
+class SpendingRecord:
     """The file. Each method holds its lock."""
 
     def __init__(self, runs_dir: Path, *, settle: Settle) -> None:

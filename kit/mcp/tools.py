@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kit.errors import KitError, UsageError, did_you_mean
 from kit.mcp import as_data, find_own, planning_tools, read_log, run_tools, site_tools, wait_for_change
-from kit.mcp.session import Session
+from kit.mcp.session import AgentSession
 from kit.mcp.wait_for_change import Progress
 
 _DAY_S = 86_400.0
@@ -55,7 +55,7 @@ class WaitForRuns(_Arguments):
     starts: bool = Field(default=False, description="Also return when a run starts.")
 
 
-class RunStatus(_Arguments):
+class ShowStatus(_Arguments):
     """The state of a run: nodes, exit code, last step."""
 
     run: Run
@@ -137,7 +137,7 @@ TOOLS: Mapping[str, Tool] = {
     "plan_job": Tool(arguments=PlanJob, call=planning_tools.plan_job),
     "submit_run": Tool(arguments=SubmitRun, call=planning_tools.submit_run, writes=True),
     "wait_for_runs": Tool(arguments=WaitForRuns),
-    "run_status": Tool(arguments=RunStatus, call=run_tools.run_status),
+    "run_status": Tool(arguments=ShowStatus, call=run_tools.run_status),
     "explain_run": Tool(arguments=ExplainRun, call=run_tools.explain_run),
     "read_log": Tool(arguments=ReadLog, call=run_tools.read_log),
     "compare_runs": Tool(arguments=CompareRuns, call=run_tools.compare_runs),
@@ -150,7 +150,7 @@ TOOLS: Mapping[str, Tool] = {
 
 
 async def call(
-    session: Session, name: str, arguments: Mapping[str, Any], *, progress: Progress
+    session: AgentSession, name: str, arguments: Mapping[str, Any], *, progress: Progress
 ) -> tuple[dict[str, Any], bool]:
     """The answer of a tool, and whether it is an error. Only a defect of the kit raises."""
     try:
@@ -178,7 +178,7 @@ def _checked(tool: Tool, name: str, arguments: Mapping[str, Any]) -> _Arguments:
         raise UsageError(f"{name}: {'; '.join(wrong)}", hint=f"its arguments are: {known}") from None
 
 
-async def _wait(session: Session, given: WaitForRuns, progress: Progress) -> dict[str, Any]:
+async def _wait(session: AgentSession, given: WaitForRuns, progress: Progress) -> dict[str, Any]:
     found = [await asyncio.to_thread(find_own.find_run, name, to="wait for it") for name in given.runs]
     return await wait_for_change.wait(
         session, list(dict.fromkeys(found)), timeout_s=given.timeout_s, starts=given.starts, progress=progress

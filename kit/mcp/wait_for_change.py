@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.mcp import as_data
-from kit.mcp.session import Session
+from kit.mcp.session import AgentSession
 from kit.notices.happened import happened
 from kit.runs import how_ended, run_facts, status, which_slurm
 from kit.runs.status import UNKNOWN, Status
@@ -25,7 +25,7 @@ Progress = Callable[[float, float, str], Awaitable[None]]
 
 
 async def wait(
-    session: Session, run_dirs: Sequence[Path], *, timeout_s: float, starts: bool, progress: Progress
+    session: AgentSession, run_dirs: Sequence[Path], *, timeout_s: float, starts: bool, progress: Progress
 ) -> dict[str, Any]:
     """The first news of these runs, or their states after `timeout_s` seconds. progress: called every ten seconds.
 
@@ -61,7 +61,7 @@ def _records(run_dirs: Sequence[Path]) -> list[tuple[object, ...]]:
     return every
 
 
-def _news(session: Session, one: Status, on: tuple[Event, ...], *, gone: bool) -> list[dict[str, Any]]:
+def _news(session: AgentSession, one: Status, on: tuple[Event, ...], *, gone: bool) -> list[dict[str, Any]]:
     """The events of a run that this session has not told. gone: the run was lost at the look before, too."""
     news = []
     if one.state in {UNKNOWN, "SUBMITTED"}:

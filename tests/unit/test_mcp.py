@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from kit.mcp import spending, tools
-from kit.mcp.session import Session
+from kit.mcp.session import AgentSession
 from kit.mcp.spending import Spent
 from kit.runs import submission
 from kit.slurm import tolerant_reader
@@ -70,8 +70,8 @@ class Desk:
         (self.site / name).write_text(f"#!/bin/bash\n{script.replace('FOLDER', str(self.site))}\n")
         (self.site / name).chmod(0o755)
 
-    def new_session(self) -> Session:
-        return Session(project=self.project, limits_file=self.file)
+    def new_session(self) -> AgentSession:
+        return AgentSession(project=self.project, limits_file=self.file)
 
     def call(self, name: str, **arguments: Any) -> dict[str, Any]:
         """The answer of a tool that works."""
@@ -338,10 +338,10 @@ KILLED = """
 import asyncio, os, signal, sys
 from pathlib import Path
 from kit.mcp import tools
-from kit.mcp.session import Session
+from kit.mcp.session import AgentSession
 
 async def silent(*_): pass
-session = Session(project=Path.cwd(), limits_file=Path(sys.argv[1]))
+session = AgentSession(project=Path.cwd(), limits_file=Path(sys.argv[1]))
 def call(name, **words):
     answer, failed = asyncio.run(tools.call(session, name, words, progress=silent))
     assert not failed, answer
