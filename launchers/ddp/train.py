@@ -104,7 +104,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         # beta2 0.999 is torch's default. The GPT programs use 0.95, as GPT-3 and Llama do.
         optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=args.weight_decay, beta2=0.999)
     else:
-        optimizer = torch.optim.SGD(net.parameters(), lr=args.lr, momentum=0.9, weight_decay=args.weight_decay)
+        groups = loop.decay_groups(net.parameters(), args.weight_decay)
+        optimizer = torch.optim.SGD(groups, lr=args.lr, momentum=0.9)
     last_step = args.epochs * steps_per_epoch
     # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
     factor = options.schedule(args, last_step)

@@ -76,11 +76,16 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     own = None  # this program's own optimizer, with its schedule
     if "optimizer" not in config:
         # 0.95, as GPT-3 and Llama do; torch's default is 0.999.
-        own = torch.optim.AdamW(net.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=args.weight_decay)
+        groups = loop.decay_groups(net.parameters(), args.weight_decay)
+        own = torch.optim.AdamW(groups, lr=args.lr, betas=(0.9, 0.95))
+    else:
+        # The matrices get the weight decay of the configuration's optimizer.
+        groups = loop.decay_groups(net.parameters(), 0.0)
+        del groups[0]["weight_decay"]
     # factor(step) is between 0 and 1; the learning rate is --lr times this factor.
     factor = options.schedule(args, args.steps)
     # The engine wraps the model: forward, backward, gradient accumulation and the optimizer step are its own.
-    engine, *_ = deepspeed.initialize(model=net, model_parameters=net.parameters(), optimizer=own, config=config)
+    engine, *_ = deepspeed.initialize(model=net, model_parameters=groups, optimizer=own, config=config)
     # Sequences of a step over all ranks, and of one micro-step on one rank.
     batch_size, micro_batch = engine.train_batch_size(), engine.train_micro_batch_size_per_gpu()
     accumulate = engine.gradient_accumulation_steps()

@@ -19,24 +19,44 @@ class Save(Protocol):
     def __call__(self, *, last: bool = False) -> None: ...
 
 
+def decay_groups(parameters: Iterable[torch.nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Parameter groups for an optimizer: matrices, which decay, and vectors (norms and biases), which do not. None is empty.
+
+    A norm's weight scales a channel, and a bias shifts one. A pull to 0 does not regularize them: it changes what the next layer
+    gets. wd_mult is Megatron's key for the share of the weight decay that a group gets; set_pace reads it.
+    """
+    listed = list(parameters)
+    # ds_shape: of a parameter that ZeRO 3 has sharded, which is empty itself.
+    dimensions = [len(getattr(one, "ds_shape", one.shape)) for one in listed]
+    matrices = [one for one, count in zip(listed, dimensions, strict=True) if count > 1]
+    vectors = [one for one, count in zip(listed, dimensions, strict=True) if count <= 1]
+    groups = [
+        {"params": matrices, "weight_decay": weight_decay, "wd_mult": 1.0},
+        {"params": vectors, "weight_decay": 0.0, "wd_mult": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
 def adamw(
-    parameters: Iterable[torch.nn.Parameter], *, lr: float, weight_decay: float, beta2: float = 0.95
+    parameters: Iterable[torch.nn.Parameter], *, lr: float, weight_decay: float | None, beta2: float = 0.95
 ) -> torch.optim.AdamW:
-    """AdamW, in one fused kernel where all parameters are on a GPU."""
+    """AdamW, in one fused kernel where all parameters are on a GPU. Norms and biases do not decay; None: nothing does."""
     listed = list(parameters)
     # The fused kernel updates all parameters in one launch, instead of several launches for each of them.
     on_gpu = all(one.is_cuda for one in listed)
-    return torch.optim.AdamW(
-        listed, lr=lr, betas=(0.9, beta2), weight_decay=weight_decay, fused=True if on_gpu else None
-    )
+    groups = [{"params": listed, "weight_decay": 0.0}] if weight_decay is None else decay_groups(listed, weight_decay)
+    return torch.optim.AdamW(groups, lr=lr, betas=(0.9, beta2), fused=True if on_gpu else None)
 
 
 def set_pace(optimizer: Any, *, lr: float, weight_decay: float | None = None) -> float:
-    """Set the learning rate of the next step, and the weight decay if given, in all parameter groups. Returns the rate."""
+    """Set the learning rate of the next step, and the weight decay if given, in all parameter groups. Returns the rate.
+
+    A group with wd_mult gets this share of the weight decay.
+    """
     for group in optimizer.param_groups:
         group["lr"] = lr
         if weight_decay is not None:
-            group["weight_decay"] = weight_decay
+            group["weight_decay"] = weight_decay * group.get("wd_mult", 1.0)
     return lr
 
 

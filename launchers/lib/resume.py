@@ -30,6 +30,9 @@ _MUST_BE_EQUAL = {
     "init_from", "vocabulary",
 }  # fmt: skip
 
+# What the optimizer decays, as checkpoints record it (loop.decay_groups). Older ones have no record: norms and biases decayed, too.
+DECAYED = "matrices"
+
 Told = dict[str, Any]
 
 
@@ -39,16 +42,17 @@ def told(
     *,
     without: Iterable[str] = (),
     order: str | None = permutation.ORDER,
+    decayed: str | None = DECAYED,
     **more: Any,
 ) -> Told:
     """A checkpoint's record of its run. program: its path below launchers/. without: options that change no number.
 
-    order: in which the program reads samples; None where it reads none.
+    order: in which the program reads samples; None where it reads none. decayed: None where the program decays nothing.
     """
     left_out = _RUN_OPTIONS | set(without)
     arguments = {name: value for name, value in vars(args).items() if name not in left_out} | more
     made = {"program": program, "arguments": json.loads(json.dumps(arguments, default=str))}
-    return made | ({"order": order} if order else {})
+    return made | ({"order": order} if order else {}) | ({"decayed": decayed} if decayed else {})
 
 
 def begun(
@@ -119,6 +123,12 @@ def _compare(resume_from: Path, then: dict[str, Any], now: Told, equal: set[str]
         return (
             f"{resume_from}: its run read the samples in the order of another version of the kit. In the order of this one, some "
             "of the epoch would come twice and others never.\n"
+            "  try: the version that wrote it, or another --checkpoint-dir to begin again",
+            [],
+        )
+    if "decayed" in now and then.get("decayed") != now["decayed"]:
+        return (
+            f"{resume_from}: the weight decay of its run was also that of norms and biases; now only matrices decay.\n"
             "  try: the version that wrote it, or another --checkpoint-dir to begin again",
             [],
         )

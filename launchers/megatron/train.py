@@ -448,7 +448,8 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
             forward_only=False,
             **schedule,
         )
-        lr = loop.set_pace(optimizer, lr=args.lr * lr_factor(position["step"]))
+        # Megatron's groups name the share of the weight decay that each gets (wd_mult): 0 for norms and biases.
+        lr = loop.set_pace(optimizer, lr=args.lr * lr_factor(position["step"]), weight_decay=args.weight_decay)
         # Clips the gradients by their norm over all ranks, and updates the weights.
         _, norm, _ = optimizer.step()
         # The losses stay on the GPU until a step is logged: reading them would wait for the GPU.

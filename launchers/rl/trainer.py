@@ -137,7 +137,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # backward.
     forward = spread.over(world, net.to(world.device), args)
     # No weight decay: only the rewards should move the weights.
-    optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=0.0)
+    optimizer = loop.adamw(net.parameters(), lr=args.lr, weight_decay=None)
     log.say(
         f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {parameters:,} parameters, "
         f"weights by {args.weight_broadcast}, seed {args.seed}"
@@ -148,7 +148,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     without = (*options.POLICY_SHAPE, *options.TASK, *OF_THE_RUN)
     what: dict[str, Any] = {"shape": shape, "data": task.told, "reward": args.reward}
     told = resume.told(
-        "rl/trainer.py", args, without=without, order=None, **what
+        "rl/trainer.py", args, without=without, order=None, decayed=None, **what
     )  # the orchestrator draws the problems
     checkpoints, resume_from = resume.begun(args, world, told, log)
     # Batches trained on, and tokens over all ranks. The test before training is kept here, too.

@@ -189,7 +189,11 @@ def plain_diloco(folder: str, steps: int, every: int, groups: int) -> str:
     for _ in range(groups - 1):
         nets.append(model.GPT(nets[0].shape))
         nets[-1].load_state_dict(nets[0].state_dict())
-    inner = [torch.optim.AdamW(net.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1) for net in nets]
+    inner = []
+    for net in nets:
+        matrices = {"params": [one for one in net.parameters() if one.dim() == 2], "weight_decay": 0.1}
+        norms = {"params": [one for one in net.parameters() if one.dim() == 1], "weight_decay": 0.0}
+        inner.append(torch.optim.AdamW([matrices, norms], lr=3e-3, betas=(0.9, 0.95)))
     agreed = [parameter.detach().clone() for parameter in nets[0].parameters()]
     outer = torch.optim.SGD(agreed, lr=0.7, momentum=0.9, nesterov=True)
     cpu = torch.device("cpu")
@@ -203,7 +207,8 @@ def plain_diloco(folder: str, steps: int, every: int, groups: int) -> str:
         for net, optimizer, stream in zip(nets, inner, streams, strict=True):
             net(*next(stream)).backward()
             torch.nn.utils.clip_grad_norm_(net.parameters(), 1.0)
-            optimizer.param_groups[0]["lr"] = 3e-3 * factor(step)
+            for of in optimizer.param_groups:
+                of["lr"] = 3e-3 * factor(step)
             optimizer.step()
             optimizer.zero_grad()
         if (step + 1) % every == 0:

@@ -144,7 +144,7 @@ def test_what_may_differ_is_named() -> None:
     judged = resume._compare(Path("step-1"), told(), told(lr=0.2, run_dir=Path("b")), resume._MUST_BE_EQUAL)
     assert judged == (None, ["--lr 0.1 -> 0.2"])
     assert resume._compare(Path("step-1"), told(), told(), resume._MUST_BE_EQUAL) == (None, [])
-    unnamed = {"step": 1, "files": {}, "order": told()["order"]}
+    unnamed = {"step": 1, "files": {}, "order": told()["order"], "decayed": "matrices"}
     assert resume._compare(Path("step-1"), unnamed, told(), resume._MUST_BE_EQUAL) == (None, [])
 
 
@@ -326,13 +326,13 @@ def test_the_learning_rate_of_a_resumed_optimizer_is_that_of_the_options() -> No
     import torch
     from lib import loop
 
-    parameter = torch.nn.Parameter(torch.ones(2))
-    optimizer = loop.adamw([parameter], lr=0.1, weight_decay=0.3)
+    parameters = [torch.nn.Parameter(torch.ones(2, 2)), torch.nn.Parameter(torch.ones(2))]
+    optimizer = loop.adamw(parameters, lr=0.1, weight_decay=0.3)
     saved = optimizer.state_dict()
-    optimizer = loop.adamw([parameter], lr=0.2, weight_decay=0.4)
+    optimizer = loop.adamw(parameters, lr=0.2, weight_decay=0.4)
     optimizer.load_state_dict(saved)
     assert loop.set_pace(optimizer, lr=0.05, weight_decay=0.4) == 0.05
-    assert {(group["lr"], group["weight_decay"]) for group in optimizer.param_groups} == {(0.05, 0.4)}
+    assert [(group["lr"], group["weight_decay"]) for group in optimizer.param_groups] == [(0.05, 0.4), (0.05, 0.0)]
 
 
 def told_of(folder: Path, step: int, **more: object) -> Path:
