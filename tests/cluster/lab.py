@@ -7,15 +7,17 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kit import shell
+from kit.errors import TimedOutError
 from kit.shell import Completed
 from kit.slurm.client import ACTIVE
 from kit.slurm.embedded import EmbeddedCluster
+from tests import kit_server
 
 # Longest wait for one short job on a slow machine.
 TIMEOUT_S = 240
@@ -65,13 +67,7 @@ class Lab:
     mounts_before: frozenset[str] = frozenset()
 
     def kit(self, *args: str, check: bool = True, env: dict[str, str] | None = None) -> Completed:
-        return shell.run(
-            [sys.executable, "-m", "kit", *args],
-            cwd=self.project,
-            env={**os.environ, **self.env, **(env or {})},
-            check=check,
-            timeout=TIMEOUT_S,
-        )
+        return run_kit(args, cwd=self.project, env={**os.environ, **self.env, **(env or {})}, check=check)
 
     def write(self, job: str, program: str = "", *, launcher: str = "ddp") -> None:
         text = f'name = "test"\nlauncher = "{launcher}"\n{job}'
@@ -245,8 +241,8 @@ class Lab:
 def came(condition: Callable[[], object], *, seconds: float = TIMEOUT_S) -> bool:
     """Whether a condition became true within this many seconds.
 
-    After each look, twice its own time is waited, 0.1 s at least and 1.5 s at most: a look that starts a `kit` costs a third of a
-    second of a core, and on a busy machine the looks of a few tests would take all of it.
+    After each look, five times its own time is waited, 0.1 s at least and 1.5 s at most: a look that runs a `kit` takes a core for
+    that time, and on a busy machine the looks of a few tests would take all of it.
     """
     end = time.monotonic() + seconds
     while True:
@@ -256,7 +252,21 @@ def came(condition: Callable[[], object], *, seconds: float = TIMEOUT_S) -> bool
         now = time.monotonic()
         if now > end:
             return False
-        time.sleep(min(max(0.1, 2 * (now - began)), 1.5))
+        time.sleep(min(max(0.1, 5 * (now - began)), 1.5))
+
+
+def run_kit(args: Sequence[str], *, cwd: Path, env: Mapping[str, str], check: bool = True) -> Completed:
+    """`kit ARGS` in a process of its own (tests/kit_server.py)."""
+    argv = [sys.executable, "-m", "kit", *args]
+    if not kit_server.forks(env):
+        return shell.run(argv, cwd=cwd, env=env, check=check, timeout=TIMEOUT_S)
+    said = kit_server.run(list(args), cwd=cwd, env=env, timeout=TIMEOUT_S)
+    if said is None:
+        raise TimedOutError(f"{argv[0]}: no answer within {TIMEOUT_S} s: {' '.join(argv)}")
+    done = Completed(argv=tuple(argv), returncode=said[0], stdout=said[1], stderr=said[2])
+    if check and done.returncode != 0:
+        raise shell.failed(done)
+    return done
 
 
 def job_id(run: Path) -> int | None:

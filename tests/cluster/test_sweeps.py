@@ -309,7 +309,7 @@ def test_the_example_of_twelve_trainings(lab: Lab, fewer: bool, tmp_path: Path) 
     end = time.monotonic() + 1500
     while {row["state"] for row in results(lab, folder)} & {"PENDING", "RUNNING", "COMPLETING"}:
         assert time.monotonic() < end
-        time.sleep(2)
+        time.sleep(5)
     plots = [tmp_path / f"plot.{kind}" for kind in ("png", "svg", "html")]
     files = [tmp_path / f"all.{kind}" for kind in ("csv", "json", "parquet")]
     options = [word for path in plots for word in ("--plot", str(path))] + [

@@ -255,11 +255,10 @@ def test_four_copies_resume_to_the_bit(chats_file: Path, training: Any) -> None:
         return torch.load(state, map_location="cpu", weights_only=True)["model"]  # type: ignore[no-any-return]
 
     training.run("sft/train.py", "whole", *words, ranks=4)
-    for step in (4, 20):
-        part = training.start("sft/train.py", "parts", *words, ranks=4)
-        part.until_step(step)
-        part.processes[1].send_signal(signal.SIGUSR1)
-        assert set(part.wait()) == {128 + signal.SIGUSR1}, part.output()
+    part = training.start("sft/train.py", "parts", *words, ranks=4)
+    part.until_step(12)
+    part.processes[1].send_signal(signal.SIGUSR1)
+    assert set(part.wait()) == {128 + signal.SIGUSR1}, part.output()
     training.run("sft/train.py", "parts", *words, ranks=4)
     whole, parts = weights("whole"), weights("parts")
     assert [name for name in whole if not torch.equal(whole[name], parts[name])] == []
