@@ -23,6 +23,8 @@ if TYPE_CHECKING:
         status,
         submit,
         sweep,
+        wait,
+        watch_runs,
         why,
     )
     from kit.spec.job import Job
@@ -43,6 +45,8 @@ __all__ = [
     "status",
     "submit",
     "sweep",
+    "wait",
+    "watch_runs",
     "why",
 ]
 

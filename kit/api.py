@@ -15,18 +15,21 @@ on stderr goes to the logger `kit`. project: a folder of the project, in place o
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
-from collections.abc import Collection, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kit import data_folders
-from kit.answers import log_lines, named_runs, planned_job, run_status
+from kit.answers import log_lines, named_runs, planned_job, run_status, wait_for_runs
 from kit.answers.explain_run import Explanation, explanation
 from kit.answers.log_lines import LogLine
 from kit.answers.planned_job import JobToPlan, PlannedJob
 from kit.answers.run_status import ListedRun, RunStatus
+from kit.answers.wait_for_runs import RunEvent, RunsWatch
 from kit.runs import find_runs, remote_clusters, unmade_points, which_slurm
 from kit.runs import metrics as reported
 from kit.runs import rerun as repeating
@@ -48,7 +51,7 @@ from kit.workflow import dependencies
 
 __all__ = [
     "PlannedJob", "Run", "SweepRun", "cancel", "find_run", "list_runs", "logs", "plan", "rerun", "results", "status", "submit",
-    "sweep", "why",
+    "sweep", "wait", "watch_runs", "why",
 ]  # fmt: skip
 _log = logging.getLogger("kit")
 # Without a handler of the program's own, Python would print warnings to stderr.
@@ -273,6 +276,53 @@ def cancel(*runs: Run | SweepRun | str | Path, project: Path | None = None) -> l
     with data_folders.in_project(project):
         folders = named_runs.folders(None, *names, say=_log.warning)
         return cancel_by_name.cancel(names, folders, queue=which_slurm.queue())
+
+
+def wait(
+    *runs: Run | str | Path,
+    first: bool = False,
+    timeout: float | None = None,
+    on_event: Callable[[RunEvent], None] = lambda _: None,
+    project: Path | None = None,
+) -> list[Status]:
+    """Wait for all runs, or with `first` for the first that ends; return those that have ended, in the order of their ends.
+
+    Slurm is asked every half minute, once for all runs of a cluster. on_event: called when a run starts, is requeued, stalls
+    or ends. timeout: seconds; then StillRunningError. A failed run raises no exception: its exit code is in its status.
+    """
+    with data_folders.in_project(project):
+        watch = _watch(runs)
+        for event in wait_for_runs.events(watch, first=first, timeout=timeout):
+            on_event(event)
+        return watch.ended
+
+
+async def watch_runs(
+    *runs: Run | str | Path, first: bool = False, timeout: float | None = None, project: Path | None = None
+) -> AsyncIterator[RunEvent]:
+    """The events of `wait` as they happen, while other tasks go on. One loop asks for all runs, each half minute once.
+
+    timeout: seconds; then StillRunningError. The event `ended` has the exit code.
+    """
+    began = time.monotonic()
+    with data_folders.in_project(project):
+        watch = await asyncio.to_thread(_watch, runs)
+    while True:
+        with data_folders.in_project(project):
+            found = await asyncio.to_thread(watch.look)
+        for event in found:
+            yield event
+        if wait_for_runs.is_done(watch, first=first):
+            return
+        wait_for_runs.require_time(watch, timeout, time.monotonic() - began)
+        await asyncio.sleep(wait_for_runs.LOOK_S)
+
+
+def _watch(runs: Sequence[Run | str | Path]) -> RunsWatch:
+    folders = [_folder(one) for one in runs]
+    return RunsWatch(
+        folders, queue=which_slurm.queue(), history=which_slurm.history(say=_log.warning), say=_log.warning
+    )
 
 
 def rerun(

@@ -13,6 +13,7 @@
     │   ├── JobRefusedError  6   sbatch does not take the job
     │   ├── UnconfirmedError 6   whether Slurm has taken a job is not known
     │   └── NoAnswerError    8   Slurm did not answer for so long that a wait ended; the run continues
+    ├── StillRunningError    9   the time of a wait is over; the runs continue
     ├── RunError             7   a run folder that is missing, unreadable or not what was asked for
     └── RunFailed            the run's own code   the run ended, and not with 0 (`kit submit --wait`)
 
@@ -138,6 +139,12 @@ class NoAnswerError(SlurmError):
     """Slurm did not answer for so long that the command no longer waits. The run continues, and its end is not known."""
 
     exit_code = 8
+
+
+class StillRunningError(KitError):
+    """The time that a wait was given is over, and not all runs have ended. They continue."""
+
+    exit_code = 9
 
 
 class RunError(KitError):

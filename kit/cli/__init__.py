@@ -129,17 +129,37 @@ def _collect_garbage_less_often() -> None:
     atexit.register(gc.freeze)
 
 
+def wants_json() -> bool:
+    """Whether the command line has --json before the words of the program."""
+    words = sys.argv[1:]
+    # All words behind the script of `kit run` are the program's.
+    return words[:1] != ["run"] and "--json" in (words[: words.index("--")] if "--" in words else words)
+
+
 def print_error(error: KitError) -> None:
-    """Print an error: its message, a line for each fault, and a hint."""
+    """Print an error: its message, a line for each fault, and a hint. With --json, one object on one line."""
     from kit.errors import ConfigError
     from kit.safe_text import clean
 
+    if wants_json():
+        _print_as_json(error)
+        return
     label = "config error" if isinstance(error, ConfigError) else "error"
     # Messages quote file names, values and output of other programs.
     lines = [f"kit: {label}: {error.message}", *([f"  try: {error.hint}"] if error.hint else [])]
     # If stderr cannot be written either, only the exit code reports the error.
     with contextlib.suppress(OSError):
         print("\n".join(clean(line) for text in lines for line in text.split("\n")), file=sys.stderr, flush=True)
+
+
+def _print_as_json(error: KitError) -> None:
+    import json
+
+    from kit.answers.printed_error import printed
+
+    with contextlib.suppress(OSError):
+        # Characters that a terminal would obey are escaped.
+        print(json.dumps(printed(error)), file=sys.stderr, flush=True)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

@@ -141,6 +141,12 @@ def _line_without(given: str, command: str | None, names: list[str]) -> str:
     return ""
 
 
+def _help_of(error: Any) -> str:
+    """The command that shows what the failed one takes."""
+    context = getattr(error, "ctx", None)
+    return f"{context.command_path if context else 'kit'} --help"
+
+
 def run() -> int:
     """The command's own exit code. The caller handles KitError and OSError."""
     try:
@@ -153,6 +159,12 @@ def run() -> int:
     except _UsageFault as error:
         _name_meant_options(error)
         error.message = error.message.replace(*_PARSER_WORDS)
+        from kit.cli import wants_json
+
+        if wants_json():
+            from kit.errors import UsageError
+
+            raise UsageError(error.format_message(), hint=_help_of(error)) from None
         error.show()
         return int(error.exit_code)
     except _Ended as ended:

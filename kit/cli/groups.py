@@ -34,6 +34,7 @@ GROUPS = {
         "time": "time.time",
         "report": "report.report",
         "watch": "watch.watch",
+        "wait": "wait.wait",
         "rerun": "rerun.rerun",
         "export": "export_import.export",
         "import": "export_import.import_",

@@ -315,6 +315,18 @@ def test_runs_status_and_logs(lab: Lab) -> None:
     assert [line for line in only if "hello" in line] == ["rank-2 | hello from 2"]
 
 
+def test_waiting_for_several_runs(lab: Lab) -> None:
+    lab.write('script = "program.py"\nshape = "srun"\n', "import sys\nsys.exit(int(sys.argv[1]))\n")
+    good, bad = lab.submit("--set", 'args=["0"]'), lab.submit("--set", 'args=["3"]')
+    done = lab.kit("wait", good.name, bad.name, "--json", check=False)
+    assert done.returncode == 3, done.stderr
+    ended = {one["run"]: one for one in map(json.loads, done.stdout.splitlines()) if one["event"] == "ended"}
+    assert {name: (one["state"], one["exit_code"]) for name, one in ended.items()} == {
+        good.name: ("COMPLETED", 0),
+        bad.name: ("FAILED", 3),
+    }
+
+
 def test_ctrl_c_leaves_the_run_and_says_how_to_come_back(lab: Lab) -> None:
     lab.write(
         'script = "program.py"\nshape = "srun"\npython = "/usr/bin/python3"\n',

@@ -1,0 +1,61 @@
+"""kit wait."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from kit.cli import completion_candidates
+from kit.cli.runs import RunsDir, find_dir, warn
+from kit.safe_text import clean
+
+if TYPE_CHECKING:
+    from kit.answers.wait_for_runs import RunEvent
+
+Names = Annotated[
+    list[str],
+    typer.Argument(
+        metavar="RUN...",
+        help="Run folders, run ids, the first characters of run ids, or Slurm job ids.",
+        autocompletion=completion_candidates.runs,
+    ),
+]
+Any_ = Annotated[bool, typer.Option("--any", help="End when the first of the runs has ended, not all of them.")]
+Timeout = Annotated[
+    float | None,
+    typer.Option(
+        "--timeout", metavar="SECONDS", min=0, help="End with exit code 9 after this time. The runs continue."
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object per line, one for each event.")]
+
+
+def wait(
+    names: Names, any_: Any_ = False, timeout: Timeout = None, runs_dir: RunsDir = None, as_json: AsJson = False
+) -> None:
+    """Wait for runs, and print when one starts, is requeued, stalls or ends. Slurm is asked at most twice a minute.
+
+    The exit code is that of the run, or of the first one that did not end well.
+    """
+    from kit.answers import wait_for_runs
+    from kit.cli.wait_and_follow import goes_on, queue, require_success
+    from kit.runs import remote_clusters, which_slurm
+
+    run_dirs = [find_dir(name, runs_dir) for name in names]
+    watch = wait_for_runs.RunsWatch(run_dirs, queue=queue(), history=which_slurm.history(say=warn), say=warn)
+    with goes_on(run_dirs[0].name):
+        for event in wait_for_runs.events(watch, first=any_, timeout=timeout):
+            print(json.dumps(vars(event)) if as_json else _line(event), flush=True)
+        for one in watch.ended:
+            if one.state != "COMPLETED" or one.exit_code:
+                remote_clusters.fetch(one.run_dir)
+            require_success(one)
+
+
+def _line(event: RunEvent) -> str:
+    code = f", exit code {event.exit_code}" if event.exit_code is not None else ""
+    text = f" ({event.text})" if event.text else ""
+    state = f": {event.state}" if event.event == "ended" else ""
+    return clean(f"{event.time} {event.run} {event.event}{state}{code}{text}")
