@@ -7,6 +7,7 @@ import json
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -93,7 +94,7 @@ def test_fifty_runs_over_ten_minutes_take_twenty_questions(run_dir: Path, slurm:
     runs = [*many(run_dir, 50)]
     slurm.jobs = {100 + index: job("RUNNING", 100 + index)[100 + index] for index in range(50)}
     for index, run in enumerate(runs):
-        slurm.plan.append((12.0 * index + 10, lambda run=run, index=index: close(run, index % 2, job=100 + index)))
+        slurm.plan.append((12.0 * index + 10, partial(close, run, index % 2, job=100 + index)))
     watch = slurm.watch(*runs)
     found = slurm.all(watch)
     assert [one.run for one in found if one.event == "ended"] == [run.name for run in runs]
@@ -112,7 +113,7 @@ def test_what_happens_in_a_run(run_dir: Path, slurm: Slurm) -> None:
         (70, {"event": "start", "restart": 1}),
         (80, {"event": "start", "restart": 2}),
     ]
-    slurm.plan = [(when, lambda event=event: write(run_dir, **event)) for when, event in happens]
+    slurm.plan = [(when, partial(write, run_dir, **event)) for when, event in happens]
     slurm.plan.append((95, lambda: close(run_dir, 3)))
     found = slurm.all(slurm.watch(run_dir))
     assert [one.event for one in found] == [
