@@ -100,9 +100,9 @@ def test_an_unchanged_project_is_read_without_its_models(project: Path) -> None:
 ENDED = """
 import sys
 sys.argv = ["kit", "runs"]
-import kit.cli.runs
+import kit.answers.named_runs
 def ended(*_): raise {}
-kit.cli.runs.folders = ended
+kit.answers.named_runs.folders = ended
 from kit.cli import main
 main()
 """
