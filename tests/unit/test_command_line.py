@@ -101,7 +101,7 @@ ENDED = """
 import sys
 sys.argv = ["kit", "runs"]
 import kit.answers.named_runs
-def ended(*_): raise {}
+def ended(*_, **__): raise {}
 kit.answers.named_runs.folders = ended
 from kit.cli import main
 main()
