@@ -300,7 +300,7 @@ def wait(
 async def watch_runs(
     *runs: Run | str | Path, first: bool = False, timeout: float | None = None, project: Path | None = None
 ) -> AsyncIterator[RunEvent]:
-    """The events of `wait` as they happen, while other tasks go on. One loop asks for all runs, each half minute once.
+    """The events of `wait` as they happen, while other tasks run. One loop asks for all runs, each half minute once.
 
     timeout: seconds; then StillRunningError. The event `ended` has the exit code.
     """
