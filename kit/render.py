@@ -14,10 +14,11 @@ from typing import Any, TypeVar
 import jinja2
 
 from kit import data_folders
+from kit.spec import own_batch_script
 
 E = TypeVar("E", bound=jinja2.Environment)
 
-MARK = "# Below this line nothing is generated.\n"
+MARK = own_batch_script.MARK
 
 
 def sh(value: Any) -> str:

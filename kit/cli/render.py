@@ -189,7 +189,7 @@ def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str,
     texts = {file.name: file.text for file in made.files}
     own = [f"{role.folder}/{name}".lstrip("/") for role in made.roles for name in ("worker.sh", "program.sh")]
     options = [name for name in texts if name.startswith("configs/")]
-    for name in dict.fromkeys(("layout.txt", "batch.sh", *options, *own)):
+    for name in dict.fromkeys(("layout.txt", "batch.sh", "script", *options, *own)):
         if name in texts:
             print(f"# ==> {name} <==")
             print(texts[name])

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kit import data_folders
-from kit.config import job_references, program_arguments
+from kit.config import job_references, program_arguments, script_header
 from kit.config.extends import job_files
 from kit.config.layers import Layer, merge, merge_all, merge_and_validate, parse_overrides, set_by
 from kit.config.program_arguments import ProgramWords
@@ -24,6 +24,9 @@ from kit.spec.mount import Mount
 from kit.spec.set_by import LayerKind, SetBy
 from kit.spec.wrong_value_messages import shown as shown_value
 from kit.validation import COMMAND_LINE, toml
+
+# The layers below the job's files: launcher, cluster, QOS row.
+_BELOW_FILES = 3
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,6 +88,13 @@ class Sources:
         layers = self._layers(above, label, entry)
         file, cluster_file = self._files
         job = merge_and_validate(layers, self.overrides, file)
+        template = job_references.template(job, self._job_dir, file)
+        files = len(self.files)
+        if template is not None and (asked := script_header.keys(*template, inherit=job.inherit)):
+            # What the script asks Slurm for is what the job gets. Only the command line is above it.
+            layers.insert(_BELOW_FILES + files, (asked, template[0]))
+            files += 1
+            job = merge_and_validate(layers, self.overrides, file)
         self._require_one_program(job)
         mine = merge(merge(self.written, self.set_here), above)
         return Resolved(
@@ -99,9 +109,9 @@ class Sources:
             mounts=job_references.mounts(job, self.place, self._find, file, cluster_file),
             asked=mine.get("resources", {}),
             asked_slurm=mine.get("slurm", {}),
-            template=job_references.template(job, self._job_dir, file),
+            template=template,
             site_parts=self._site_parts,
-            set_by=set_by(layers, self._kinds(layers, entry)),
+            set_by=set_by(layers, self._kinds(layers, entry, files)),
             words=self.words,
             args_change=self._args_change(layers),
         )
@@ -124,15 +134,14 @@ class Sources:
         place = next(at for at, (_, name) in enumerate(layers) if name == program_arguments.PLACE)
         return tuple(merge_all(layers[:place]).get("args", ())), tuple(layers[place][0].get("args", ()))
 
-    def _kinds(self, layers: Sequence[Layer], entry: data_folders.Entry) -> list[tuple[LayerKind, str]]:
-        """Kind and name of each of `_layers`."""
+    def _kinds(self, layers: Sequence[Layer], entry: data_folders.Entry, count: int) -> list[tuple[LayerKind, str]]:
+        """Kind and name of each of `_layers`. count: of those that are files."""
         _, _, (qos, _), *above = layers
         fixed: list[tuple[LayerKind, str]] = [
             ("launcher", entry.name),
             ("cluster", self.cluster.name),
             ("qos", str(qos.get("qos", ""))),
         ]
-        count = len(self.files)
         return [
             *fixed,
             *(("file", name) for _, name in above[:count]),
@@ -222,11 +231,13 @@ class Sources:
 def read_job(
     job_file: Path, *, cluster: str | None, overrides: Sequence[str] = (), project: Path | None = None
 ) -> Sources:
-    """Read a job file and its cluster's file.
+    """Read a job file, or a batch script in place of one, and the cluster's file.
 
     cluster: a name of clusters/, default 'local'. overrides: 'a.b=c' each; c is TOML, or text if it is not valid TOML.
     """
-    return _read(job_files(job_file), job_file, cluster=cluster, overrides=overrides, project=project)
+    is_script = script_header.is_script(job_file)
+    files = ((script_header.job_of_script(job_file), shown(job_file)),) if is_script else job_files(job_file)
+    return _read(files, job_file, cluster=cluster, overrides=overrides, project=project)
 
 
 def job_path(given: Path) -> Path:

@@ -7,11 +7,11 @@ from itertools import takewhile
 from pathlib import Path
 
 from kit.errors import ConfigError, KitError
-from kit.migrate import header
 from kit.migrate.report import Migration
 from kit.planning import rank_files, sbatch_header, steps
 from kit.planning.plan import Plan
 from kit.runs.prepare_run import prepare
+from kit.spec import sbatch_lines
 
 _SHOWN = ("--nodes=", "--ntasks-per-node=", "--cpus-per-task=", "--mem=", "--gpus-per-node=", "--gres=")
 
@@ -46,12 +46,12 @@ def _of_ranks(made: Plan, report: Migration) -> Iterator[str]:
 def _of_header(text: str, made: Plan) -> Iterator[str]:
     script = next(file.text for file in made.files if file.name == "batch.sh")
     mine = {name: value for name, _, value in (option[2:].partition("=") for option in sbatch_header.header(script))}
-    asked = header.options(text)
+    asked = sbatch_lines.options(text)
     sizes = " ".join(option for option in sbatch_header.header(script) if option.startswith(_SHOWN))
-    given = " ".join(f"--{name}={value}" for name, value in asked.items() if name in header.SIZES)
+    given = " ".join(f"--{name}={value}" for name, value in asked.items() if name in sbatch_lines.SIZES)
     yield f"sizes: the script has {given or 'none'}; the job has {sizes}"
     for name in (*asked, *(name for name in mine if name not in asked)):
-        if name in header.SIZES or asked.get(name) == mine.get(name):
+        if name in sbatch_lines.SIZES or asked.get(name) == mine.get(name):
             continue
         if name in asked and name in mine:
             yield f"--{name}: {asked[name] or 'set'} in the script, {mine[name] or 'set'} in the job"

@@ -2,41 +2,20 @@
 
 from __future__ import annotations
 
-import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kit.migrate import names_in_lines, option_words
+from kit.migrate import names_in_lines
 from kit.migrate.report import LineEntry, Migration, Places
-from kit.spec import sbatch_options
+from kit.spec import sbatch_lines, sbatch_options
+from kit.spec.sbatch_lines import name_of
 
-# sbatch(1).
-SHORT = {
-    "A": "account", "a": "array", "C": "constraint", "c": "cpus-per-task", "D": "chdir", "d": "dependency", "e": "error",
-    "F": "nodefile", "G": "gpus", "H": "hold", "i": "input", "J": "job-name", "L": "licenses", "M": "clusters", "N": "nodes",
-    "n": "ntasks", "o": "output", "p": "partition", "q": "qos", "S": "core-spec", "s": "oversubscribe", "t": "time",
-    "w": "nodelist", "x": "exclude", "O": "overcommit", "Q": "quiet", "v": "verbose",
-}  # fmt: skip
-FLAGS = frozenset(
-    (
-        "hold", "overcommit", "oversubscribe", "quiet", "verbose", "exclusive", "requeue", "no-requeue", "contiguous", "no-kill",
-        "spread-job", "parsable", "ignore-pbs", "wait", "reboot", "get-user-env",
-    )
-)  # fmt: skip
 _SAME = {
     "account": "account", "constraint": "constraint", "error": "error", "exclude": "exclude", "licenses": "licenses",
     "mail-type": "mail_type", "mail-user": "mail_user", "nodelist": "nodelist", "output": "output", "partition": "partition",
     "qos": "qos", "reservation": "reservation",
 }  # fmt: skip
-# Read together at the end, because they depend on each other; [resources] says them per node.
-SIZES = frozenset(
-    (
-        "nodes", "ntasks", "ntasks-per-node", "cpus-per-task", "gpus", "gpus-per-node", "gpus-per-task", "gres", "mem",
-        "mem-per-cpu", "mem-per-gpu", "cpus-per-gpu", "ntasks-per-gpu",
-    )
-)  # fmt: skip
 _ANSWER = "the kit reads sbatch's answer"
 _BY_THE_KIT = {"parsable": _ANSWER, "quiet": _ANSWER, "verbose": _ANSWER}
 _INSTEAD = {
@@ -51,7 +30,7 @@ _INSTEAD = {
 class HeaderOptions:
     """What a header says apart from its keys.
 
-    counts: options of SIZES. chdir: the folder of the batch script, and the places of the line that names it.
+    counts: options of sbatch_lines.SIZES. chdir: the folder of the batch script, and the places of the line that names it.
     """
 
     counts: dict[str, str]
@@ -71,7 +50,7 @@ def read(text: str, report: Migration, job: dict[str, Any]) -> HeaderOptions:
                 places.out(f"{shown}: the header gives --{name} again further down, and Slurm takes the last")
             elif "$" in value and name != "job-name":
                 places.unread(f"{shown}: Slurm does not expand variables here: it gets the text itself")
-            elif name in SIZES:
+            elif name in sbatch_lines.SIZES:
                 counts[name] = value
                 places.key(f"{shown}: [resources], per node")
             elif name == "chdir":
@@ -94,33 +73,17 @@ _SEVERAL = frozenset({"export"})
 
 def _lines(text: str) -> Iterator[tuple[int, Places, list[tuple[str, str]]]]:
     """Each line that begins with #SBATCH: its number, its places, and the options that Slurm reads there."""
-    in_header = True
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.startswith("#SBATCH"):
-            in_header = in_header and (not line.strip() or line.startswith("#"))
-            continue
+    for line in sbatch_lines.lines(text):
         places = Places()
-        options = _options(line, places) if in_header else []
-        if not in_header:
+        if line.after_command:
             places.out("Slurm does not read it: it comes after a command")
-        elif not places and not options:
+        elif line.separator:
+            places.unread("a heterogeneous job: a job of the kit has one shape of nodes")
+        elif line.problem:
+            places.unread(line.problem)
+        elif not line.options:
             places.out("the line has no option")
-        yield number, places, options
-
-
-def _options(line: str, places: Places) -> list[tuple[str, str]]:
-    try:
-        words = shlex.split(line.removeprefix("#SBATCH"), comments=True)
-    except ValueError as error:
-        places.unread(f"the quotes are not closed ({error})")
-        return []
-    if words and words[0] in ("hetjob", "packjob"):
-        places.unread("a heterogeneous job: a job of the kit has one shape of nodes")
-        return []
-    options, rest = option_words.split(words, short=SHORT, flags=FLAGS)
-    if rest:
-        places.unread(f"{' '.join(rest)}: no option of sbatch")
-    return options
+        yield line.number, places, list(line.options)
 
 
 def _option(shown: str, places: Places, job: dict[str, Any], name: str, value: str) -> None:
@@ -194,13 +157,3 @@ def _further(shown: str, places: Places, job: dict[str, Any]) -> None:
         places.unread(f"{shown}: {error}")
     else:
         places.key(f"{shown}: slurm.extra")
-
-
-def name_of(text: str) -> str:
-    """A name as job files take them."""
-    return re.sub(r"[^a-z0-9._-]+", "-", text.lower()).strip("._-")[:64] or "job"
-
-
-def options(text: str) -> dict[str, str]:
-    """The options that Slurm reads from a script, by long name; those of lines without closed quotes are left out."""
-    return {name: value for _, _, found in _lines(text) for name, value in found}

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
 
-from kit.migrate import option_words
 from kit.migrate.report import Places, UnreadError
-from kit.migrate.sizes import Sizes
 from kit.migrate.words import MARK, is_known, shown
+from kit.spec import option_words
+from kit.spec.sbatch_sizes import Sizes
 
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")

@@ -6,10 +6,11 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit.migrate import after_ranks, bash_tree, before_ranks, header, names_in_lines, reading, sizes, steps
+from kit.migrate import after_ranks, bash_tree, before_ranks, header, names_in_lines, reading, steps
 from kit.migrate.bash_tree import ASSIGNMENTS, commands_of, name_of, text_of
 from kit.migrate.reading import ScriptState
 from kit.migrate.report import Migration, Places, UnreadError
+from kit.spec import sbatch_lines, sbatch_sizes
 
 if TYPE_CHECKING:
     from tree_sitter import Node
@@ -29,9 +30,9 @@ def read(path: Path, text: str) -> Migration:
     """The report on a script, with the job's keys. Runs nothing."""
     script = reading.begin(path, text)
     root = bash_tree.parse(text)
-    script.job["name"] = header.name_of(path.stem)
+    script.job["name"] = sbatch_lines.name_of(path.stem)
     found = header.read(text, script.report, script.job)
-    read_sizes = sizes.read(found.counts, script.job["resources"])
+    read_sizes = sbatch_sizes.read(found.counts, script.job["resources"])
     script.sizes = script.variables.sizes = read_sizes
     script.values.known |= read_sizes.slurm_variables()
     script.report.refused += read_sizes.problems

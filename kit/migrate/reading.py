@@ -12,9 +12,9 @@ from kit.migrate import names_in_lines
 from kit.migrate.bash_tree import lines_of, text_of
 from kit.migrate.report import LineEntry, Migration, Places
 from kit.migrate.shell_lines import ShellLines
-from kit.migrate.sizes import Sizes
 from kit.migrate.variables import Variables
 from kit.migrate.words import ScriptValues
+from kit.spec.sbatch_sizes import Sizes
 
 if TYPE_CHECKING:
     from tree_sitter import Node

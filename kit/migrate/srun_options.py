@@ -9,11 +9,11 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from kit.errors import ConfigError
-from kit.migrate import header, option_words
+from kit.migrate import header
 from kit.migrate.report import Migration, Places, UnreadError
-from kit.migrate.sizes import Sizes
 from kit.migrate.words import is_known, shown
-from kit.spec import image_choice, step_torchrun_once
+from kit.spec import image_choice, option_words, step_torchrun_once
+from kit.spec.sbatch_sizes import Sizes
 from kit.spec.wrong_value_messages import Invalid
 
 _SHORT = {

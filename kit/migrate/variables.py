@@ -10,8 +10,8 @@ from kit.migrate import names_in_lines, words
 from kit.migrate.bash_tree import commands_of, text_of
 from kit.migrate.report import Kind, LinePlace, Places, UnreadError
 from kit.migrate.shell_lines import ShellLines
-from kit.migrate.sizes import Sizes
 from kit.migrate.words import ScriptValues, is_known, shown
+from kit.spec.sbatch_sizes import Sizes
 
 if TYPE_CHECKING:
     from tree_sitter import Node

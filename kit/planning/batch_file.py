@@ -1,7 +1,8 @@
 """Renders the batch script from a template: the kit's own, or the one that `[slurm] template` names.
 
 A user's template gets the variables of the kit's own template, and the names in STABLE. docs/guides/templates.md documents these,
-and no version of the kit removes them. Jinja renders it in its sandbox. Unknown names are refused, as unknown keys are.
+and no version of the kit removes them. Jinja renders it in its sandbox. Unknown names are refused, as unknown keys are. A plain
+script is not rendered.
 """
 
 from __future__ import annotations
@@ -13,14 +14,15 @@ import jinja2
 from jinja2 import meta
 
 from kit.errors import ConfigError, Fault, nearest
-from kit.planning import site_shell, steps, template_sandbox
+from kit.planning import foreign_script, site_shell, steps, template_sandbox
 from kit.planning.decisions import Decisions
 from kit.planning.parts import called_parts, code_digest
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
-from kit.render import MARK, configured, render
+from kit.render import configured, render
+from kit.spec import own_batch_script
 from kit.spec.world_size_text import world_text
 
-DEFAULT = "bin/batch.sh"
+DEFAULT, FOREIGN = "bin/batch.sh", "bin/foreign.sh"
 STABLE = (
     "job_name",
     "project_dir",
@@ -37,13 +39,38 @@ _PORT_BASE = 20_000
 
 
 def batch_script(made: Decisions) -> str:
-    """The batch script. ConfigError when the user's template cannot be rendered."""
-    head = {"sbatch": sbatch_options(made), "explained": [*explanation(made)]}
-    variables = {**head, **_settings(made), **_steps(made)}
+    """The batch script. ConfigError when the user's template cannot be rendered.
+
+    A script that is not the kit's runs below one of the kit (`foreign_script`).
+    """
+    text = users_script(made)
+    if text is None:
+        return render(DEFAULT, _variables(made))
+    if own_batch_script.is_of_the_kit(text):
+        return text
+    return render(FOREIGN, foreign_script.variables(made, text))
+
+
+def foreign(made: Decisions) -> str | None:
+    """The user's batch script if it is not the kit's own, perhaps changed; None if it is, or if there is none."""
+    text = users_script(made)
+    return None if text is None or own_batch_script.is_of_the_kit(text) else text
+
+
+def users_script(made: Decisions) -> str | None:
+    """The batch script that `[slurm] template` names, rendered; None without one."""
     if made.resolved.template is None:
-        return render(DEFAULT, variables)
+        return None
     file, text = made.resolved.template
-    return _rendered(text, {**_stable(made), **variables}, file=file)
+    if not own_batch_script.is_template(text):
+        return text
+    return _rendered(text, {**_stable(made), **_variables(made)}, file=file)
+
+
+def _variables(made: Decisions) -> dict[str, Any]:
+    """The variables of the kit's own template."""
+    head = {"sbatch": sbatch_options(made), "explained": [*explanation(made)]}
+    return {**head, **_settings(made), **_steps(made)}
 
 
 def _settings(made: Decisions) -> dict[str, Any]:
@@ -127,7 +154,7 @@ def _stable(made: Decisions) -> dict[str, Any]:
 
 def _rendered(text: str, variables: Mapping[str, Any], *, file: str) -> str:
     """Render a user's template. As in the kit's own templates, Jinja applies only above the mark; without a mark, to all of it."""
-    head, mark, body = text.partition(MARK)
+    head, mark, body = text.partition(own_batch_script.MARK)
     try:
         sandbox = configured(template_sandbox.Sandbox)
         parsed = sandbox.parse(head)

@@ -20,6 +20,7 @@ from kit.config import Resolved
 from kit.errors import Fault
 from kit.planning import (
     cpu_builds,
+    foreign_script,
     memory_checkpoints,
     nested_launchers,
     open_files,
@@ -28,7 +29,7 @@ from kit.planning import (
     site_shell,
     warm_ranks,
 )
-from kit.planning.batch_file import batch_script
+from kit.planning.batch_file import batch_script, foreign
 from kit.planning.complete_job import completed
 from kit.planning.decisions import Decisions
 from kit.planning.paths import find_paths
@@ -84,9 +85,14 @@ class Plan:
             *unexpanded(resolved.job, resolved.job.roles),
             *site_shell.warnings(self.decisions),
             *open_files.warnings(self.decisions),
+            *self._of_foreign(),
             *self.decisions.extra.warnings,
         ]
         return tuple(replace(one, file=resolved.job_file) for one in found)
+
+    def _of_foreign(self) -> Iterator[Fault]:
+        text = foreign(self.decisions)
+        return iter(()) if text is None else foreign_script.advice(self.decisions, text)
 
     @property
     def run_id(self) -> str:
@@ -185,6 +191,7 @@ def files(made: Decisions) -> tuple[PlanFile, ...]:
     run = {"{run}": made.paths.inside.run}
     return (
         PlanFile(name="batch.sh", text=batch_script(made), mode=0o755),
+        *([PlanFile(name=foreign_script.FILE, text=own, mode=0o755)] if (own := foreign(made)) is not None else []),
         *(
             [PlanFile(name="all-reduce.sh", text=rank_files.all_reduce(made))]
             if made.job.preflight.all_reduce_s

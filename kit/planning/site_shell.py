@@ -72,3 +72,6 @@ def _lines(made: Decisions) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     yield "setup", (*made.resolved.cluster.setup, *job.setup), contained
     for table, one in job.lines.items():
         yield f"{table}.lines", one.lines, contained and one.container
+    if made.resolved.template is not None:
+        _, text = made.resolved.template
+        yield "slurm.template", tuple(line for line in text.splitlines() if _COMMAND.search(line)), False

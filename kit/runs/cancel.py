@@ -42,7 +42,9 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
     for one in runs:
         if one.job_id is not None and one.active:
             chain.cancel([link for link in one.facts.links if link != one.job_id], env=env)
-            if one.state == "RUNNING" and _has_begun(one.run_dir) and not _was_asked(one.run_dir):
+            # A script that is not the kit's has what it would have without the kit: Slurm's own TERM for all of its processes.
+            asks = not RunPaths(one.run_dir).script.exists()
+            if asks and one.state == "RUNNING" and _has_begun(one.run_dir) and not _was_asked(one.run_dir):
                 gently[one.job_id] = one.run_dir
             else:
                 at_once.append(one.job_id)

@@ -61,6 +61,11 @@ class RunPaths:
         return self.root / "batch.sh"
 
     @property
+    def script(self) -> Path:
+        """The user's own batch script, which batch.sh starts; only in a run of one."""
+        return self.root / "script"
+
+    @property
     def worker(self) -> Path:
         """The script that each Slurm task runs."""
         return self.root / "worker.sh"

@@ -26,11 +26,18 @@ def test_a_batch_script_is_no_job_file(tmp_path: Path) -> None:
     assert refused.value.hint == f"kit migrate {script}"
 
 
-@pytest.mark.parametrize("words", [("render", "train.sbatch"), ("init", "--script", "train.sbatch")])
-def test_the_command_that_is_named_works(words: tuple[str, ...], tmp_path: Path) -> None:
+def test_a_batch_script_is_submitted_as_it_is_and_migrate_is_named(tmp_path: Path) -> None:
+    (tmp_path / "train.sbatch").write_text(_TEXT)
+    done = _kit("render", "train.sbatch", "--cluster", "local", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("kit migrate train.sbatch") == 1
+    assert _TEXT in done.stdout
+
+
+def test_the_command_that_is_named_works(tmp_path: Path) -> None:
     (tmp_path / "train.sbatch").write_text(_TEXT)
     (tmp_path / "train.py").touch()
-    done = _kit(*words, cwd=tmp_path)
+    done = _kit("init", "--script", "train.sbatch", cwd=tmp_path)
     assert done.returncode != 0
     assert "this is a batch script" in done.stderr
     named = done.stderr.strip().rpartition("try: kit ")[2].split()

@@ -40,7 +40,7 @@ def refused(folder: Path, text: str) -> ConfigError:
 
 def test_the_stable_variables(tmp_path: Path) -> None:
     plan = made(tmp_path, "#!/bin/bash\n" + "".join(f"{name}={{{{ {name} | sh }}}}\n" for name in STABLE))
-    assert plan.text_of("batch.sh") == (
+    assert plan.text_of("script") == (
         "#!/bin/bash\n"
         "job_name=own\n"
         f"project_dir={tmp_path}\n"
@@ -55,9 +55,9 @@ def test_the_stable_variables(tmp_path: Path) -> None:
 
 def test_the_plans_own_variables_and_jinja_everywhere_without_the_mark(tmp_path: Path) -> None:
     text = "#!/bin/bash\n{% for option in sbatch %}\n#SBATCH {{ option }}\n{% endfor %}\nexec {{ roles[0].argv | join(' ') }}\n"
-    script = made(tmp_path, text).text_of("batch.sh")
-    assert "#SBATCH --job-name=own\n" in script
-    assert "\nexec srun --job-name=train " in script
+    plan = made(tmp_path, text)
+    assert "#SBATCH --job-name=own\n" in plan.text_of("batch.sh"), "the header of the script is that of the job"
+    assert "\nexec srun --job-name=train " in plan.text_of("script")
 
 
 def test_the_ejected_default_makes_the_same_script(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_eject_writes_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_bash_below_the_mark_is_left_alone(tmp_path: Path) -> None:
     below = MARK + 'echo "${#array[@]} {{ not_jinja }}"\n'
-    assert made(tmp_path, "#!/bin/bash\n" + below).text_of("batch.sh").endswith(below)
+    assert made(tmp_path, "#!/bin/bash\n" + below).text_of("script").endswith(below)
 
 
 def test_all_unknown_variables_are_named_with_the_known_ones(tmp_path: Path) -> None:
