@@ -464,6 +464,7 @@ def _config() -> list[Rule]:
         loaded(f'qos = "hihg"\n{job}', cluster="mine", clusters__mine=tables),
         loaded(job, overrides=("qos=fast",), cluster="mine", clusters__mine=tables),
         loaded(job, cluster="mine", clusters__mine="[node]\ncpus = 4\n[defaults.resources]\ntimee = '1'\n"),
+        loaded(job, cluster="mine", clusters__mine="[node]\ncpus = 4\n[parts]\nfolder = 'parts'\n"),
         loaded(f'mounts = ["dta"]\n{job}'),
         loaded(f'mounts = ["data"]\n{job}', cluster="mine", clusters__mine="[node]\ncpus = 4\n"),
         loaded(f'{job}[slurm]\ntemplate = "my.sbatch.j2"\n'),
