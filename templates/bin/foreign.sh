@@ -110,7 +110,7 @@ pass_on() {
     disown "${last_words_pid}"
 }
 
-# Just before Slurm's KILL, which would leave no record: a script that is still there is about to be killed. If the job goes on, the
+# Just before Slurm's KILL, which would leave no record: a script that is still there is about to be killed. If the job continues, the
 # TERM was one of `scancel --signal`.
 last_words() {
     trap '' TERM
