@@ -22,6 +22,12 @@ PACE = (
 )
 
 
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Import as the programs do."""
+    monkeypatch.syspath_prepend(str(LAUNCHERS))
+
+
 def plain(folder: str, norms_decay: float) -> list[float]:
     """The losses of the steps, by torch alone: its AdamW with two groups that are named here."""
     import torch
