@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from kit.allocation import minutes
 from kit.errors import ConfigError, Fault
 from kit.planning.plan import Plan
-from kit.planning.sbatch_header import header
+from kit.spec import sbatch_lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +37,7 @@ class Cost:
 def of(plan: Plan) -> Cost:
     """The cost of a plan, from its batch script as sbatch reads it. ConfigError if it has no bound."""
     job, file = plan.job, plan.decisions.resolved.job_file
-    options = _options(header(plan.text_of("batch.sh")))
+    options = sbatch_lines.options(plan.text_of("batch.sh"))
     nodes, limit = options.get("nodes", ""), options.get("time", "")
     found = []
     if not limit or minutes(limit) <= 0:
@@ -55,20 +55,3 @@ def of(plan: Plan) -> Cost:
     gpus = shape.gpus if job.slurm.exclusive else plan.allocation.gpus_per_node
     links = job.chain.times if job.chain else 1
     return Cost(nodes=int(nodes), gpus_per_node=gpus, hours=minutes(limit) / 60, starts=links * (1 + job.retry.requeue))
-
-
-# sbatch(1): short forms of the options that decide what a job uses.
-_SHORT = {"-N": "nodes", "-t": "time", "-a": "array"}
-
-
-def _options(lines: list[str]) -> dict[str, str]:
-    """Name -> value of the options in a batch script's head. Of two, Slurm takes the last."""
-    found = {}
-    for line in lines:
-        word = line.strip()
-        if word.startswith("--"):
-            name, _, value = word[2:].replace(" ", "=", 1).partition("=")
-            found[name.strip()] = value.strip()
-        elif word[:2] in _SHORT:
-            found[_SHORT[word[:2]]] = word[2:].strip(" =")
-    return found

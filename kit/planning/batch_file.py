@@ -36,6 +36,8 @@ STABLE = (
 AVOID_DIR = ".avoid"
 # This is below Linux's ephemeral ports (from 32768). nodes.sh chooses from 10,000 ports from here on, by job id.
 _PORT_BASE = 20_000
+# Time limit of a phase of a site's own part.
+_SITE_PARTS_S = 60
 
 
 def batch_script(made: Decisions) -> str:
@@ -109,7 +111,7 @@ def _settings(made: Decisions) -> dict[str, Any]:
         "inherit": tuple(dict.fromkeys((*job.inherit, *site_shell.carried(made)))),
         "outlives": made.outlives,
         "site_parts": [" ".join((part.name, *part.phases)) for part in made.resolved.site_parts],
-        "site_parts_limit": made.resolved.cluster.parts.timeout_s,
+        "site_parts_limit": made.resolved.cluster.parts.timeout_s or _SITE_PARTS_S,
     }
 
 

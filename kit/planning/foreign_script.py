@@ -96,8 +96,10 @@ def _changed(made: Decisions, asked: dict[str, str]) -> Iterator[str]:
         yield "--open-mode=append"
     if made.site.avoid and asked.get("exclude"):
         yield _option("exclude", ",".join((asked["exclude"], *made.site.avoid)))
-    # From the command line, above the script.
+    # From the command line, above the script. The lines of a template stand: they may say more than the job.
     resources = made.job.resources
+    if made.resolved.template is None or own_batch_script.is_template(made.resolved.template[1]):
+        return
     if "nodes" in asked and asked["nodes"].isdigit() and int(asked["nodes"]) != resources.nodes:
         yield _option("nodes", str(resources.nodes))
     if resources.time and "time" in asked and asked["time"] != resources.time:

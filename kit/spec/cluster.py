@@ -176,7 +176,13 @@ class SiteParts(Model):
         "the submitter may be able to change the files.",
         examples=["parts"],
     )
-    timeout_s: int = Field(default=60, ge=1, le=86_400, description="Time limit of each phase of a part, in seconds.")
+    timeout_s: int | None = Field(
+        default=None,
+        ge=1,
+        le=86_400,
+        description="Time limit of each phase of a part, in seconds; default: 60.",
+        examples=[120],
+    )
 
 
 def _host(value: str) -> str:

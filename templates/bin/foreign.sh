@@ -77,12 +77,11 @@ start_script() {
         trap - ${passed_on}
         cd -- "${KIT_FOLDER}" || exit 1
         export SLURM_SUBMIT_DIR="${KIT_SUBMIT_DIR}" KIT_RUN_DIR
-        export -n KIT_RESTART_COUNT
         if [[ -n "${KIT_BASH_ENV:-}" ]]; then
             export BASH_ENV="${KIT_BASH_ENV}"
             unset KIT_BASH_ENV
         fi
-        exec "${KIT_RUN_DIR}/script" "${KIT_ARGS[@]}"
+        exec env --unset=KIT_RESTART_COUNT "${KIT_RUN_DIR}/script" "${KIT_ARGS[@]}"
     ) &
     script_pid=$!
 }
@@ -153,15 +152,6 @@ wait_for_script() {
     return "${code}"
 }
 
-# Counts the starts over requeues and resumes, as the kit's own script does.
-count_start() {
-    local attempts=0
-    [[ -r "${retry_file}" ]] && read -r attempts <"${retry_file}"
-    numbers::keep attempts
-    KIT_RESTART_COUNT="${attempts}"
-    printf '%d\n' "$((attempts + 1))" >"${retry_file}.new" && mv -f -- "${retry_file}.new" "${retry_file}"
-}
-
 main() {
     local -i code
     local nodes name
@@ -174,7 +164,7 @@ main() {
     witness
     nodes="$(scontrol show hostnames "${SLURM_JOB_NODELIST}" | tr '\n' ',')"
     events::record start nodes "${SLURM_JOB_NODELIST}"
-    count_start
+    retry::count_start
     events::record attempt nodes "${nodes%,}"
     start_script
     wait_for_script

@@ -90,6 +90,7 @@ main() {
     export KIT_RANK_SHELL=$$ KIT_WORLD_SIZE="${WORLD_SIZE}"
     # For kit_rank. It comes after all that set-up lines put there.
     export PYTHONPATH="${PYTHONPATH:+${PYTHONPATH}:}${KIT_RUN_DIR}/lib"
+    # shellcheck source=/dev/null
     [[ ! -r "${KIT_RUN_DIR}/lib/recorder_variables.sh" ]] || source "${KIT_RUN_DIR}/lib/recorder_variables.sh"
     local -i code=0
     umask "${KIT_UMASK:-$(umask)}"

@@ -43,18 +43,22 @@ retry::time_to_save() {
     printf '%d' "${seconds}"
 }
 
-retry::begin_attempt() {
+retry::count_start() {
     local attempts=0
     [[ -r "${retry_file}" ]] && read -r attempts <"${retry_file}"
     numbers::keep attempts
     export KIT_RESTART_COUNT="${attempts}"
     printf '%d\n' "$((attempts + 1))" >"${retry_file}.new" && mv -f -- "${retry_file}.new" "${retry_file}"
+}
+
+retry::begin_attempt() {
+    retry::count_start
     nodes::choose_master_port || return 1
     endpoints::place || return 1
     # Unless a signal came, the ranks have the whole time of the job.
     [[ -n "${signals_got}" ]] || steps::clear_deadline
     # shellcheck disable=SC2086 # names of nodes
-    log::info "attempt ${attempts}: ranks on $(nodes::short ${KIT_NODE_NAMES}); master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
+    log::info "attempt ${KIT_RESTART_COUNT}: ranks on $(nodes::short ${KIT_NODE_NAMES}); master ${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}"
     events::record attempt nodes "${KIT_NODE_NAMES// /,}" master "${KIT_MASTER_ADDR}:${KIT_MASTER_PORT}" \
         spare "$((${#nodes_all[@]} - KIT_NODES))"
 }

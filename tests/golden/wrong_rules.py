@@ -346,6 +346,15 @@ def _planning() -> list[Rule]:
             files={"clusters/mine.toml": '[node]\ncpus = 8\nmemory = "8G"'},
         ),
         _job("ddp", "", nodes=0, files={"clusters/mine.toml": "[node]\ncpus = 8\n[paths]\ncache = '{nowhere}'"}),
+        *(
+            _job("ddp", '[slurm]\ntemplate = "own.sh"', nodes=0, files={"own.sh": text})
+            for text in (
+                "#!/bin/bash\n#SBATCH --chdir=/scratch\ntrue\n",
+                "#!/bin/bash\n#SBATCH --array=0-3\ntrue\n",
+                "#!/bin/bash\n#SBATCH -N 1\n#SBATCH hetjob\ntrue\n",
+                "#SBATCH --nodes=1\ntrue\n",
+            )
+        ),
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "#SBATCH --nodes={{ nodez }}\n"}),
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "{% if %}\n"}),
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "{{ 1 / 0 }}\n"}),

@@ -84,6 +84,18 @@ def test_a_template_with_jinja_runs_below_the_kits_script(tmp_path: Path) -> Non
     assert "record_end" in plan.text_of("batch.sh")
 
 
+def test_the_lines_of_a_template_stand(tmp_path: Path) -> None:
+    """They may say more than the job."""
+    text = (
+        "#!/bin/bash\n{% for option in sbatch %}\n#SBATCH {{ option }}\n{% endfor %}\n#SBATCH --nodes=7\nsrun train\n"
+    )
+    job = 'name = "own"\nlauncher = "srun"\nimage = "train-cpu"\ncommand = ["true"]\n[slurm]\ntemplate = "own.j2"\n'
+    job_file = write_job(tmp_path, job)
+    (tmp_path / "own.j2").write_text(text)
+    nodes = [option for option in header(plan_of(job_file).text_of("batch.sh")) if option.startswith("--nodes=")]
+    assert nodes[-1] == "--nodes=7"
+
+
 @pytest.mark.parametrize(
     ("text", "key", "said"),
     [

@@ -200,8 +200,9 @@ def test_a_job_without_a_bound_is_refused(desk: Desk, overrides: list[str], key:
     assert f"{key}: " in desk.refused("plan_job", cluster="here", overrides=overrides)
 
 
-def test_a_template_that_asks_for_more_nodes_is_refused(desk: Desk) -> None:
-    head = "#!/bin/bash\n{% for option in sbatch %}#SBATCH {{ option }}\n{% endfor %}#SBATCH --nodes=64\n"
+@pytest.mark.parametrize("line", ["--nodes=64", "--comment=x -N 64", "-N64-64", "--array=0-9"])
+def test_a_template_that_asks_for_more_nodes_is_refused(desk: Desk, line: str) -> None:
+    head = f"#!/bin/bash\n{{% for option in sbatch %}}#SBATCH {{{{ option }}}}\n{{% endfor %}}#SBATCH {line}\n"
     desk.write("own.sh", f'{head}# Below this line nothing is generated.\nsource "$KIT_RUN_DIR/batch.sh"\n')
     desk.write("job.toml", f'{JOB}[slurm]\ntemplate = "own.sh"\n')
     assert "slurm.template" in desk.refused("plan_job", cluster="here")

@@ -640,7 +640,7 @@ def test_stable_template_variables_of_an_rl_job(tmp_path: Path) -> None:
         "{{ num_train_nodes }} {{ num_infer_nodes }} {{ gpus_per_node }} {{ hub_offline }}\n"
     )
     job = JOB.replace("max_steps = 20\n", "max_steps = 20\nhub_offline = true\n") + '[slurm]\ntemplate = "my.j2"\n'
-    assert made(tmp_path, job).text_of("batch.sh") == "2 1 2 True\n"
+    assert made(tmp_path, job).text_of("script") == "2 1 2 True\n"
 
 
 def test_sft_is_the_trainer_alone(tmp_path: Path) -> None:

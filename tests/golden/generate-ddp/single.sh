@@ -755,9 +755,6 @@ signers = []
 NCCL_IB_DISABLE = "0"
 NCCL_NET_GDR_LEVEL = "PHB"
 NCCL_DEBUG = "WARN"
-
-[parts]
-timeout_s = 60
 KIT_FILE
     unpack 644 launcher.toml <<'KIT_FILE'
 description = "TorchTitan's train module, as one training or as torchft replica groups"

@@ -1153,9 +1153,6 @@ signers = []
 NCCL_DEBUG = "WARN"
 TORCH_NCCL_ASYNC_ERROR_HANDLING = "1"
 
-[parts]
-timeout_s = 60
-
 [defaults.slurm]
 partition = "batch"
 
