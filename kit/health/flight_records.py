@@ -20,6 +20,10 @@ from kit.spec.run_paths import RunPaths
 
 # With 2,000 entries, a dump has a megabyte; with the stack of each call, some more.
 _MOST_BYTES, _MOST_BYTES_READ = 64 << 20, 1 << 30
+# Opcodes of one dump: with the stacks of 2,000 calls, half a million. An empty list takes one byte there, and 56 in memory.
+_MOST_OPCODES = 2_000_000
+# Tensors of a call, and dimensions of a tensor, that are compared.
+_MOST_SHOWN = 16
 # Of each process group, the last calls are compared.
 _LAST = 64
 _NAMED = re.compile(r"collectives-(\d{1,9})")
@@ -84,14 +88,27 @@ def _call(entry: dict[object, object]) -> Collective | None:
     if not isinstance(group, list | tuple) or not group or type(number) is not int or not isinstance(name, str):
         return None
     return Collective(
-        group=str(group[0])[:80],
+        group=_shown(group[0])[:80],
         number=number,
         name=name.rpartition(":")[2][:80],
-        kind=",".join(map(str, kinds))[:40] if isinstance(kinds, list) and kinds else "-",
-        sizes=json.dumps(entry.get("input_sizes"), separators=(",", ":"), default=str)[:80],
+        kind=",".join(map(_shown, kinds[:_MOST_SHOWN]))[:40] if isinstance(kinds, list) and kinds else "-",
+        sizes=json.dumps(_sizes(entry.get("input_sizes")), separators=(",", ":"))[:80],
         waits=not entry.get("retired"),
         line=0,
     )
+
+
+def _shown(value: object) -> str:
+    """A text or a number. Lists may contain themselves."""
+    return str(value) if isinstance(value, str | int) else "?"
+
+
+def _sizes(value: object) -> object:
+    """The sizes of tensors: a list of lists of numbers, the first of each."""
+    if not isinstance(value, list):
+        return None
+    lists = [one[:_MOST_SHOWN] if isinstance(one, list) else [] for one in value[:_MOST_SHOWN]]
+    return [[size for size in one if isinstance(size, int)] for one in lists]
 
 
 def plain_value(content: bytes) -> object:
@@ -115,8 +132,10 @@ class _PlainValue:
         self._memo: dict[int, object] = {}
 
     def read(self) -> object:
+        left = _MOST_OPCODES
         while (code := self._take(1)) != b".":
-            if code not in _OPCODES:
+            left -= 1
+            if code not in _OPCODES or left < 0:
                 raise ValueError(f"opcode {code!r} at byte {self._at - 1}")
             _OPCODES[code](self)
         if len(self._stack) != 1 or self._marks:

@@ -69,6 +69,25 @@ def test_damaged_pickles_are_refused(content: bytes) -> None:
         flight_records.plain_value(content)
 
 
+def test_a_dump_of_millions_of_values_is_refused() -> None:
+    """Of 64 MB of empty lists, Python would make 4 GB."""
+    with pytest.raises(ValueError, match="opcode b']' at byte 2000001"):
+        flight_records.plain_value(b"\x80\x02" + b"]" * 3_000_000 + b".")
+
+
+def test_values_that_contain_themselves_are_not_followed() -> None:
+    """As JSON, a list of two lists that are one, sixty deep, would have 2**60 numbers."""
+    deep: list[object] = [1]
+    for _ in range(60):
+        deep = [deep, deep]
+    itself: list[object] = []
+    itself.append(itself)
+    entry = {"process_group": (deep, ""), "collective_seq_id": 1, "profiling_name": "nccl:all_reduce"}
+    dump = {"entries": [{**entry, "input_dtypes": deep, "input_sizes": [deep, itself, [3, 4]]}]}
+    (one,) = flight_records.calls_of(flight_records.plain_value(pickle.dumps(dump, protocol=2)))
+    assert (one.group, one.what) == ("?", "all_reduce #1 of ?,? [[],[],[3,4]]")
+
+
 def test_a_dump_that_is_cut_off_anywhere_is_refused() -> None:
     content = (RECORDED / "collectives-0").read_bytes()
     for size in range(len(content)):
