@@ -6,6 +6,7 @@ Tests that need no cluster leave nothing in the developer's own folders: XDG_CAC
 from __future__ import annotations
 
 import os
+import signal
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +33,16 @@ def _own_xdg_folders(request: pytest.FixtureRequest) -> Iterator[None]:
         yield
 
 
+def _take_signals() -> None:
+    """Take signals that a shell's background (SIGINT) or nohup (SIGHUP) ignores: the children of tests would ignore them, too."""
+    for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+        if signal.getsignal(number) == signal.SIG_IGN:
+            signal.signal(number, handler)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """KIT_OUTCOMES names the run: `make test`, scripts/training.sh and scripts/foreign.sh set it where all of their tests run."""
+    _take_signals()
     name = os.environ.get("KIT_OUTCOMES")
     if name and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(FOLDER / f"{name}.json"))
