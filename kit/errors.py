@@ -1,4 +1,4 @@
-"""The error tree. Every fault that a user can cause or mend is one of these; `kit.cli.main` is the only place that prints them.
+"""The error tree. Every fault that a user can cause or fix is one of these; `kit.cli.main` is the only place that prints them.
 
     KitError                 1   anything without a class of its own
     ├── UsageError           2   the command line itself (Typer uses 2 as well)

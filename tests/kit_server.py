@@ -3,7 +3,7 @@
 Tests of clusters run `kit` several times each, and imports are two thirds of a command's processor time. `run` is
 `kit.shell.run([sys.executable, "-m", "kit", ...])` in all that a test sees: folder, environment, both outputs, exit code and time
 limit. Real starts are in tests/unit, in the blocks of pages, and where a test of a cluster uses subprocess or ssh.
-KIT_TEST_STARTS=1 starts every command anew.
+KIT_TEST_STARTS=1 starts a new Python for every command.
 
 As a program it is the server: `python kit_server.py SOCKET`, which ends when its standard input does.
 """

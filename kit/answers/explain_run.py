@@ -43,7 +43,7 @@ def explain(one: Status) -> Answer:
 def explanation(one: Status, *, say: Callable[[str], None] | None = None) -> Explanation:
     """The same, with the run's id and state, and the last step of a program that reports none.
 
-    say: is told before the ranks of a running job that says nothing are looked at; None: they are not.
+    say: called with a line before the ranks of a silent job are looked at; None: they are not looked at.
     """
     from kit.health.run_record import Record
     from kit.health.why import with_last_step

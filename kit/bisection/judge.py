@@ -128,5 +128,5 @@ def _checked(program: str, run_dir: Path) -> Judged:
         return Judged("untestable" if code == _SKIP else "bad", said)
     raise RunError(
         f"{program} {run_dir}: ended with exit code {code}, which --check does not know: 0 is good, 1 to 127 bad, 125 cannot tell",
-        hint="mend the program and repeat the command: finished runs are kept",
+        hint="fix the program and repeat the command: finished runs are kept",
     )

@@ -130,8 +130,8 @@ def _partner(one: Status, found: PartnerRun | None) -> str | None:
         )
     relay = f", relay {found.relay}" if found.relay else ""
     active = one.run_dir.name if one.active else found.run
-    mend = f"; 'kit resume {active}' starts it again" if found.relay in pair_relay.DOWN else ""
-    return f"{found.run} on {found.cluster}: {found.state}{relay}{mend}"
+    hint = f"; 'kit resume {active}' starts it again" if found.relay in pair_relay.DOWN else ""
+    return f"{found.run} on {found.cluster}: {found.state}{relay}{hint}"
 
 
 def cancel(

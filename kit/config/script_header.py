@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit import untrusted_files
 from kit.config.toml_file import Table, is_batch_text
 from kit.errors import ConfigError, Fault
 from kit.spec import own_batch_script, sbatch_lines, sbatch_sizes
@@ -15,6 +16,8 @@ from kit.spec import own_batch_script, sbatch_lines, sbatch_sizes
 _SAME = ("account", "partition", "qos")
 # The forms of sbatch(1) that are numbers; "infinite" is one, too.
 _TIME = re.compile(r"[0-9][0-9:-]*")
+# Larger than any batch script of a person.
+_MOST_BYTES = 16 << 20
 _REFUSED = {
     "array": ("an array has many ends, and a run has one", "kit sweep, with a [sweep] table in job.toml"),
     "wait": ("sbatch would not answer before the job has ended", "remove it, and run kit submit --wait"),
@@ -26,14 +29,18 @@ def is_script(path: Path) -> bool:
     """Whether a path in place of a job file is a batch script: a file without the suffix .toml that begins as one, or has options
     for sbatch."""
     try:
-        return path.suffix != ".toml" and path.is_file() and is_batch_text(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+        return (
+            path.suffix != ".toml"
+            and path.is_file()
+            and is_batch_text(untrusted_files.read_text(path, most=_MOST_BYTES))
+        )
+    except OSError:
         return False
 
 
 def job_of_script(path: Path) -> Table:
     """The keys of a job that runs a batch script as it is, on the nodes themselves. Its header is read as for any such script."""
-    text = path.read_text(encoding="utf-8")
+    text = untrusted_files.read_text(path, most=_MOST_BYTES)
     name = sbatch_lines.options(text).get("job-name") or path.stem
     return {
         "name": sbatch_lines.name_of(name),

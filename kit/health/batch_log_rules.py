@@ -58,7 +58,7 @@ PREFLIGHT = (
         verdict=JOB,
         pattern=_AT + r"mount source (?P<what>.* does not exist) here",
         says="{node}: {what}",
-        advice="mend the path in [mounts] or mounts/, or copy the data to where every node sees it",
+        advice="correct the path in [mounts] or mounts/, or copy the data to where every node sees it",
         next="kit render {job_file}",
     ),
     Rule(

@@ -186,7 +186,7 @@ RULES = (
         next=_EDIT,
         pattern=r"(?:^|\.)DeepSpeedConfigError: (?P<what>[^\n]+)",
         says="DeepSpeed refuses its configuration: {what}",
-        advice="mend [deepspeed] in the job file",
+        advice="correct [deepspeed] in the job file",
     ),
     Rule(
         id="data-worker-killed",
@@ -323,7 +323,7 @@ MEGATRON = Rule(
     pattern=r"^(?:AssertionError|ValueError|RuntimeError): (?P<what>.+)",
     next=_EDIT,
     says="Megatron refuses its arguments: {what}",
-    advice="mend [megatron] in the job file",
+    advice="correct [megatron] in the job file",
 )
 # The order of all rules: more specific ones come first.
 ALL = (*CUDA, *COLLECTIVES, *RAY, *RULES)

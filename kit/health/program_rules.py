@@ -80,7 +80,7 @@ RULES = (
         verdict=JOB,
         pattern=r"^FileNotFoundError: (?:\[Errno 2\] No such file or directory: )?(?P<what>.+)",
         says="there is no file {what}",
-        advice="mend the path; in a container only what is mounted is there",
+        advice="correct the path; in a container only what is mounted is there",
         next=_EDIT,
     ),
     Rule(
@@ -125,7 +125,7 @@ RULES = (
         verdict=JOB,
         pattern=r"^\S+: error: (?P<what>(?:unrecognized arguments|argument |the following arguments|ambiguous option).*)",
         says="the program does not take its arguments: {what}",
-        advice="mend args in the job file",
+        advice="correct args in the job file",
         next=_EDIT,
     ),
     Rule(
@@ -142,7 +142,7 @@ RULES = (
         pattern=r"^(?:env: |.*: )[‘'\"]?(?P<what>[^\s‘’'\"]+)[’'\"]?: No such file or directory$",
         code=127,
         says="there is no program {what}",
-        advice="mend python or script; in a container its own programs are there, not the host's",
+        advice="correct python or script; in a container its own programs are there, not the host's",
         next=_EDIT,
     ),
     Rule(

@@ -166,6 +166,15 @@ def _unknown(record: Record) -> Answer:
                 evidence=evidence,
             )
     code = record.status.exit_code
+    if code and RunPaths(record.run_dir).script.is_file():
+        return slurm_state_rules.answer(
+            record,
+            "unknown",
+            CODE,
+            f"its batch script ended with exit code {code}",
+            advice="the end of its log shows which command failed",
+            then=LOGS,
+        )
     return slurm_state_rules.answer(
         record,
         "unknown",

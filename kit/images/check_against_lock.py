@@ -16,27 +16,27 @@ def check(lock: ImageLock, store_dir: Path, *, full: bool) -> Path:
     The digest is computed once for each file, about a second per gigabyte (`digests.of`); with full, it is computed again.
     """
     path = store.path(store_dir, lock.sha256)
-    mend = f"run '{made_by(lock.name, lock.source)} --store {shlex.quote(str(store_dir))}'"
+    hint = f"run '{made_by(lock.name, lock.source)} --store {shlex.quote(str(store_dir))}'"
     if not path.is_file():
-        raise LockError(f"image {lock.name}: {path} is not there", hint=mend)
-    sqshfile.check(path, hint=mend)
+        raise LockError(f"image {lock.name}: {path} is not there", hint=hint)
+    sqshfile.check(path, hint=hint)
     size = path.stat().st_size
     if size != lock.size:
-        raise LockError(f"image {lock.name}: {path} has {size} bytes, and the lock says {lock.size}", hint=mend)
-    require_digest(path, lock.sha256, what=f"image {lock.name}", mend=mend, full=full)
+        raise LockError(f"image {lock.name}: {path} has {size} bytes, and the lock says {lock.size}", hint=hint)
+    require_digest(path, lock.sha256, what=f"image {lock.name}", hint=hint, full=full)
     return path
 
 
-def require_digest(path: Path, sha256: str, *, what: str, mend: str, full: bool = False) -> None:
+def require_digest(path: Path, sha256: str, *, what: str, hint: str, full: bool = False) -> None:
     """LockError with both digests if the file's digest is not `sha256` (64 hex digits)."""
     try:
         found = store.digest_of(path) if full else digests.of(path)
     except OSError as error:
-        raise LockError(f"{what}: {path}: {error.strerror}", hint=mend) from None
+        raise LockError(f"{what}: {path}: {error.strerror}", hint=hint) from None
     if found != sha256:
         raise LockError(
             f"{what}: {path} has the digest sha256:{found}, and the lock says sha256:{sha256}: it was damaged or replaced",
-            hint=f"remove it, then {mend}",
+            hint=f"remove it, then {hint}",
         )
 
 

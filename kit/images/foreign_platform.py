@@ -82,7 +82,8 @@ def has_handler(bits: int, order: str, machine: int) -> bool:
         except OSError as error:
             return error.errno != errno.ENOEXEC
         except ToolError:
-            pass  # a folder without execution says nothing about the kernel
+            # A folder without execution says nothing about the kernel.
+            return True
     return True
 
 

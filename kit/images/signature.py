@@ -68,9 +68,9 @@ def require(lock_file: Path, signers: Sequence[str], *, what: str) -> Signed:
     signers: as in `[store] signers`: a name and a public key each.
     """
     place = file_of(lock_file)
-    mend = f"have one of {', '.join(map(name_of, signers)) or 'nobody'} run 'kit sign-image'"
+    hint = f"have one of {', '.join(map(name_of, signers)) or 'nobody'} run 'kit sign-image'"
     if not place.is_file():
-        raise LockError(f"{what}: the signature {place} does not exist: nobody signed the lock", hint=mend)
+        raise LockError(f"{what}: the signature {place} does not exist: nobody signed the lock", hint=hint)
     program = shell.require("ssh-keygen", hint=_HINT)
     with tempfile.TemporaryDirectory(prefix="kit-signers-") as folder:
         allowed = Path(folder) / "allowed_signers"
@@ -81,14 +81,14 @@ def require(lock_file: Path, signers: Sequence[str], *, what: str) -> Signed:
         who = found.stdout.splitlines()[0] if found.returncode == 0 and found.stdout else ""
         if not who:
             raise LockError(
-                f"{what}: {place} was made with a key that does not belong to one of the cluster's signers", hint=mend
+                f"{what}: {place} was made with a key that does not belong to one of the cluster's signers", hint=hint
             )
         # Byte for byte: a reader that changes line ends would accept a file that was not signed.
         text = untrusted_files.read_bytes(lock_file).decode(errors="surrogateescape")
         words = [*base, "verify", *files, "-I", who, "-n", NAMESPACE]
         done = shell.run(words, input=text, check=False, timeout=_TIMEOUT_S)
     if done.returncode:
-        raise LockError(f"{what}: {lock_file} changed after {who} signed it", hint=mend)
+        raise LockError(f"{what}: {lock_file} changed after {who} signed it", hint=hint)
     lock = image_lock.read(lock_file)
     require_name(lock.name, lock_file.parent.name)
     _require_platform(lock, lock_file.with_name("image.toml"))

@@ -29,7 +29,7 @@ async def wait(
 ) -> dict[str, Any]:
     """The first news of these runs, or their states after `timeout_s` seconds. progress: called every ten seconds.
 
-    A stall or a start is told once in a session; the end of a run is told each time.
+    A session reports a stall or a start once, and the end of a run at each call.
     """
     on: tuple[Event, ...] = ("start", *_ALWAYS) if starts else _ALWAYS
     began = told_at = time.monotonic()

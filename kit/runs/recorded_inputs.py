@@ -266,8 +266,8 @@ def code_of(run_dir: Path, made: Manifest) -> tuple[Listing, Store]:
     listing = store.read(tree)
     if damaged := store.damaged(listing):
         problem = f"its snapshot {tree[:12]} is damaged: {', '.join(damaged[:5])}"
-        mend = f"a submit of the same files mends it; {live}"
-        raise RunError(f"run {run_dir.name}: {problem}", hint=mend)
+        hint = f"a submit of the same files restores it; {live}"
+        raise RunError(f"run {run_dir.name}: {problem}", hint=hint)
     return listing, store
 
 

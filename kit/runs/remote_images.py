@@ -59,10 +59,10 @@ def require(cluster: RemoteCluster, lock: ImageLock, there: Sequence[str]) -> No
 
 def _check(cluster: RemoteCluster, lock: ImageLock, signature: Sequence[str]) -> None:
     """Check its digest. The cluster computes it once for each file; this machine remembers it by inode, size and time."""
-    mend = f"remove it there: the next submit sends it again: ssh {cluster.connection.host}"
+    hint = f"remove it there: the next submit sends it again: ssh {cluster.connection.host}"
     if int(signature[1]) != lock.size:
         raise LockError(
-            f"image {lock.name}: the cluster's file has {signature[1]} bytes, the lock says {lock.size}", hint=mend
+            f"image {lock.name}: the cluster's file has {signature[1]} bytes, the lock says {lock.size}", hint=hint
         )
     note = _note(cluster, lock)
     if _read(note) == list(signature):
@@ -71,7 +71,7 @@ def _check(cluster: RemoteCluster, lock: ImageLock, signature: Sequence[str]) ->
     found = reply.text("digest").lstrip("\\")[:64]
     if found != lock.sha256:
         problem = f"the cluster's file has the digest sha256:{found}, and the lock says sha256:{lock.sha256}"
-        raise LockError(f"image {lock.name}: {problem}: it was damaged or replaced", hint=mend)
+        raise LockError(f"image {lock.name}: {problem}: it was damaged or replaced", hint=hint)
     note.parent.mkdir(parents=True, exist_ok=True)
     note.write_text(json.dumps(list(signature)), encoding="utf-8")
 

@@ -105,7 +105,7 @@ def restart_relay(one: Status, *, queue: status.Queue, env: Callable[[str], dict
 
 def _require_image(record: Manifest) -> None:
     store = shlex.quote(str(Path(record.image).parent.parent))
-    mend = f"run 'kit build-image {record.image_name} --store {store}'"
-    sqshfile.check(Path(record.image), hint=mend)
+    hint = f"run 'kit build-image {record.image_name} --store {store}'"
+    sqshfile.check(Path(record.image), hint=hint)
     sha256 = record.image_digest.removeprefix("sha256:")
-    check_against_lock.require_digest(Path(record.image), sha256, what=f"image {record.image_name}", mend=mend)
+    check_against_lock.require_digest(Path(record.image), sha256, what=f"image {record.image_name}", hint=hint)

@@ -100,7 +100,7 @@ def _make(args: argparse.Namespace, layout: chats.Layout, target: Path, told: st
         if isinstance(row, chats.BadChat):
             if not args.skip_bad:
                 raise Refused(
-                    f"{where}: {row}", hint="mend it, or --skip-bad, which leaves such chats out and counts them"
+                    f"{where}: {row}", hint="correct it, or --skip-bad, which leaves such chats out and counts them"
                 )
             counts["bad"] += 1
         elif len(row.tokens) > args.seq_len:

@@ -105,7 +105,7 @@ class Worker:
                 if isinstance(found, documents.Bad):
                     if not self._order.skip_bad:
                         raise Refused(
-                            found.why, hint="mend it, or --skip-bad, which leaves such documents out and counts them"
+                            found.why, hint="correct it, or --skip-bad, which leaves such documents out and counts them"
                         )
                     counts["bad"] += 1
                 elif not found:

@@ -31,7 +31,14 @@ _MUST_BE_EQUAL = {
 }  # fmt: skip
 
 # What the optimizer decays, as checkpoints record it (loop.decay_groups). Older ones have no record: norms and biases decayed, too.
-DECAYED = "matrices"
+WEIGHT_DECAY_ON = "matrices"
+
+# What older versions of the kit did in another way: the key of a checkpoint's record, and what its run did.
+_RECIPE = {
+    "order": "its run read the samples in the order of another version of the kit. In the order of this one, some of the epoch "
+    "would come twice and others never.",
+    "weight_decay_on": "the weight decay of its run was also that of norms and biases; now only matrices decay.",
+}
 
 Told = dict[str, Any]
 
@@ -42,17 +49,19 @@ def told(
     *,
     without: Iterable[str] = (),
     order: str | None = permutation.ORDER,
-    decayed: str | None = DECAYED,
+    weight_decay_on: str | None = WEIGHT_DECAY_ON,
     **more: Any,
 ) -> Told:
     """A checkpoint's record of its run. program: its path below launchers/. without: options that change no number.
 
-    order: in which the program reads samples; None where it reads none. decayed: None where the program decays nothing.
+    order: in which the program reads samples; None where it reads none. weight_decay_on: None where the program decays nothing.
     """
     left_out = _RUN_OPTIONS | set(without)
     arguments = {name: value for name, value in vars(args).items() if name not in left_out} | more
     made = {"program": program, "arguments": json.loads(json.dumps(arguments, default=str))}
-    return made | ({"order": order} if order else {}) | ({"decayed": decayed} if decayed else {})
+    return (
+        made | ({"order": order} if order else {}) | ({"weight_decay_on": weight_decay_on} if weight_decay_on else {})
+    )
 
 
 def begun(
@@ -119,19 +128,10 @@ def _compare(resume_from: Path, then: dict[str, Any], now: Told, equal: set[str]
             "  try: --checkpoint-dir with a folder of its own",
             [],
         )
-    if "order" in now and then.get("order") != now["order"]:
-        return (
-            f"{resume_from}: its run read the samples in the order of another version of the kit. In the order of this one, some "
-            "of the epoch would come twice and others never.\n"
-            "  try: the version that wrote it, or another --checkpoint-dir to begin again",
-            [],
-        )
-    if "decayed" in now and then.get("decayed") != now["decayed"]:
-        return (
-            f"{resume_from}: the weight decay of its run was also that of norms and biases; now only matrices decay.\n"
-            "  try: the version that wrote it, or another --checkpoint-dir to begin again",
-            [],
-        )
+    for key, problem in _RECIPE.items():
+        if key in now and then.get(key) != now[key]:
+            hint = "the version that wrote it, or another --checkpoint-dir to begin again"
+            return f"{resume_from}: {problem}\n  try: {hint}", []
     if "program" not in then:  # written before checkpoints named their program
         return None, []
     before, after = then["arguments"], now["arguments"]

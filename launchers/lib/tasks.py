@@ -86,7 +86,9 @@ def _problems(args: argparse.Namespace) -> Task:
             reader.check(record)
         except chats.BadChat as error:
             if not args.skip_bad:
-                raise Refused(f"{where}: {error}", hint="mend it, or --skip-bad to leave such problems out") from None
+                raise Refused(
+                    f"{where}: {error}", hint="correct it, or --skip-bad to leave such problems out"
+                ) from None
             bad += 1
             continue
         content = json.dumps(record, sort_keys=True).encode()

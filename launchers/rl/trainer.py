@@ -148,7 +148,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     without = (*options.POLICY_SHAPE, *options.TASK, *OF_THE_RUN)
     what: dict[str, Any] = {"shape": shape, "data": task.told, "reward": args.reward}
     told = resume.told(
-        "rl/trainer.py", args, without=without, order=None, decayed=None, **what
+        "rl/trainer.py", args, without=without, order=None, weight_decay_on=None, **what
     )  # the orchestrator draws the problems
     checkpoints, resume_from = resume.begun(args, world, told, log)
     # Batches trained on, and tokens over all ranks. The test before training is kept here, too.

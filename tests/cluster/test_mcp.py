@@ -42,10 +42,12 @@ def test_an_agent_repairs_a_run(lab: Lab, tmp_path: Path) -> None:
     limits = tmp_path / "mcp.toml"
     limits.write_text("max_nodes = 2\nnode_hours_in_all = 0.5\n")
     lab.write(JOB, PROGRAM)
-    asyncio.run(_repair(lab, limits))
+    spent = asyncio.run(_repair(lab, limits))
+    assert 0 < spent < 0.3, "both have ended, and what they did not use is free again"
 
 
-async def _repair(lab: Lab, limits: Path) -> None:
+async def _repair(lab: Lab, limits: Path) -> float:
+    """Plans, submits, explains and repairs a run as an agent does; returns the node-hours that were spent."""
     from mcp import Client, StdioServerParameters
 
     server = StdioServerParameters(
@@ -86,10 +88,10 @@ async def _repair(lab: Lab, limits: Path) -> None:
         compared = (await call("compare_runs", a=failed, b=repaired))["untrusted"]
         assert [one["key"] for one in compared["keys"]] == ["args"]
 
-        spent = (await call("cluster_info"))["spent"]["in_all"]["node_hours"]
-        assert 0 < spent < 0.3, "both have ended, and what they did not use is free again"
+        spent: float = (await call("cluster_info"))["spent"]["in_all"]["node_hours"]
         refused = await client.call_tool("plan_job", {"cluster": lab.cluster.name, "overrides": ["resources.nodes=3"]})
         assert refused.is_error
         assert "max_nodes" in refused.structured_content["error"]["message"]
         assert (await read(f"kit://runs/{failed}/manifest"))["untrusted"]["run_id"] == failed
         assert "resources" in (await read("kit://schema/job"))["properties"]
+        return spent

@@ -140,19 +140,19 @@ def test_megatrons_norms_stay_near_one(options: tuple[object, ...], training: An
     assert max(float((norm - 1).abs().max()) for norm in norms.values()) < 2 * STEPS * LR
 
 
-@pytest.mark.parametrize("older", [{}, {"decayed": "all"}])
+@pytest.mark.parametrize("older", [{}, {"weight_decay_on": "all"}])
 def test_a_checkpoint_of_a_run_that_decayed_norms_is_refused(older: dict[str, str]) -> None:
     """Its optimizer has one group of parameters, and its curve is that of another recipe."""
     resume = import_module("lib.resume")
     now = resume.told("fsdp/train.py", argparse.Namespace(lr=0.1))
-    then = {key: value for key, value in now.items() if key != "decayed"} | older
+    then = {key: value for key, value in now.items() if key != "weight_decay_on"} | older
     refusal, changed = resume._compare(Path("step-1"), then, now, resume._MUST_BE_EQUAL)
     assert refusal.startswith(
         "step-1: the weight decay of its run was also that of norms and biases; now only matrices decay."
     )
     assert "\n  try: " in refusal
     assert changed == []
-    alone = resume.told("rl/trainer.py", argparse.Namespace(lr=0.1), decayed=None)
+    alone = resume.told("rl/trainer.py", argparse.Namespace(lr=0.1), weight_decay_on=None)
     assert resume._compare(Path("step-1"), {**alone, **older}, alone, resume._MUST_BE_EQUAL) == (None, [])
 
 

@@ -144,7 +144,7 @@ def test_what_may_differ_is_named() -> None:
     judged = resume._compare(Path("step-1"), told(), told(lr=0.2, run_dir=Path("b")), resume._MUST_BE_EQUAL)
     assert judged == (None, ["--lr 0.1 -> 0.2"])
     assert resume._compare(Path("step-1"), told(), told(), resume._MUST_BE_EQUAL) == (None, [])
-    unnamed = {"step": 1, "files": {}, "order": told()["order"], "decayed": "matrices"}
+    unnamed = {"step": 1, "files": {}, "order": told()["order"], "weight_decay_on": "matrices"}
     assert resume._compare(Path("step-1"), unnamed, told(), resume._MUST_BE_EQUAL) == (None, [])
 
 

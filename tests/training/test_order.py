@@ -214,5 +214,5 @@ def test_a_checkpoint_of_another_order_is_refused(then: dict[str, str]) -> None:
     assert "\n  try: " in refusal
     assert changed == []
     # A program that reads no samples itself continues.
-    alone = resume.told("rl/trainer.py", argparse.Namespace(lr=0.1), order=None, decayed=None)
+    alone = resume.told("rl/trainer.py", argparse.Namespace(lr=0.1), order=None, weight_decay_on=None)
     assert resume._compare(Path("step-1"), {**alone, **then}, alone, resume._MUST_BE_EQUAL) == (None, [])

@@ -53,12 +53,15 @@ def test_what_cannot_be_for_another_platform_is_said(
 def test_what_needs_no_emulator_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(foreign_platform._MACHINES, "arm64", (64, "<", 0xFFFF))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
+    started = list[Any]()
+    monkeypatch.setattr("kit.images.foreign_platform.shell.run", lambda argv, **_: started.append(argv))
     require(tmp_path, "COPY x /x\n", base=REFERENCE, python={"platforms": ["manylinux_2_28_aarch64"]})
     for platform in (HERE, "linux/amd64/v3", "linux/386"):
         require(tmp_path, "RUN true\n", base=REFERENCE, build={"platform": platform})
     # What an engine elsewhere can run, only that engine knows.
     monkeypatch.setenv("DOCKER_HOST", "ssh://other")
     require(tmp_path, "RUN true\n", base=REFERENCE)
+    assert started == [], "whether a program starts here was not asked"
 
 
 def test_a_result_for_another_platform_is_refused() -> None:

@@ -283,6 +283,19 @@ def test_the_next_command_of_an_end_before_the_ranks_names_no_rank(tmp_path: Pat
     assert "own part scratch ended the job before its ranks: its before_ranks ended with exit code 75" in found.line
 
 
+def test_the_code_of_a_script_of_ones_own_is_the_reason(tmp_path: Path) -> None:
+    """The kit knows nothing else of it."""
+    run = shutil.copytree(FOLDER / "once-failed", tmp_path / "own")
+    log = run / "logs" / "batch.log"
+    log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if "error:" not in line))
+    (one,) = status.of([run], queue=lambda cluster: {})
+    assert explain(Record(status=one)).line.startswith("no rule knows this end")
+    (run / "script").write_text("#!/bin/bash\nexit 3\n")
+    found = explain(Record(status=one))
+    assert (found.rule, found.verdict) == ("unknown", "fix the code")
+    assert "its batch script ended with exit code 3" in found.line
+
+
 def test_a_case_that_is_only_printed_says_so() -> None:
     """A GPU's message is printed by a job; every other case is the thing itself."""
     printed = {name for name, case in CASES.items() if case.printed}
