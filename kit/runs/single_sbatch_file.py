@@ -20,6 +20,7 @@ from kit.allocation import Allocation
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, UsageError
 from kit.frameworks import diloco, program_releases, torchtitan
+from kit.planning.needed_modules import without_unused
 from kit.planning.plan import Plan, PlanFile, plan
 from kit.planning.sbatch_header import explained, header
 from kit.render import render
@@ -219,13 +220,14 @@ def _placed(prepared: Prepared, mark: str) -> Plan:
 
 
 def _copied(made: Plan) -> list[PlanFile]:
-    """The launcher's program, as files. ConfigError for a file that is not text."""
+    """The launcher's programs and the modules that they import, as files. ConfigError for a file that is not text."""
     found = {}
-    for source, name in made.copies:
+    for source, folder in made.copies:
         for path in sorted(source.rglob("*")):
             if path.is_file() and "__pycache__" not in path.parts:
-                found[f"{name}/{path.relative_to(source)}"] = path
+                found[f"{folder}/{path.relative_to(source)}".removeprefix("code/")] = path
     try:
-        return [PlanFile(name=name, text=untrusted_files.read_bytes(path).decode()) for name, path in found.items()]
+        texts = {name: untrusted_files.read_bytes(path).decode() for name, path in found.items()}
+        return [PlanFile(name=f"code/{name}", text=text) for name, text in without_unused(texts).items()]
     except UnicodeDecodeError as error:
         raise ConfigError(f"launcher {made.job.launcher!r} has a file that is not text: {error}") from None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,10 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "clusters").mkdir()
     (tmp_path / "clusters" / "here.toml").write_text(CLUSTER)
     monkeypatch.chdir(tmp_path)
+
+
+# Lines of a file of four nodes with DDP, and of one of 16 nodes with 8 replica groups each. They only go down.
+MOST_LINES_DDP, MOST_LINES_GROUPS = 6_610, 12_000
 
 
 def made(titan: str = "", **options: Any) -> str:
@@ -249,3 +254,15 @@ def test_without_an_output_file_it_goes_to_stdout(tmp_path: Path) -> None:
     done = shell.run([sys.executable, "-m", "kit", *argv], env={**os.environ, "PYTHONPATH": str(REPO)})
     assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=x\n")
     assert {path.name for path in tmp_path.iterdir()} == {".git", "clusters", "x.toml"}
+
+
+def test_a_file_has_what_its_job_uses(tmp_path: Path) -> None:
+    """Not the whole library of the launchers."""
+    (tmp_path / "clusters" / "here.toml").write_text(CLUSTER.replace("gpus = 4", "gpus = 8").replace("= 8\n", "= 16\n"))
+    ddp = made(use_ddp=True, nodes=4)
+    groups = made("[fault_tolerance]\nsemi_sync_method = 'diloco'\n", nodes=16, gpus_per_node=8, replicas_per_node=8)
+    assert set(re.findall(r"^    unpack \d+ (code/\S+)", ddp, re.MULTILINE)) == {
+        f"code/{name}" for name in ("launcher.toml", "run.py", "on_cpus.py", "lib/__init__.py", "lib/device.py")
+    }
+    assert ddp.count("\n") <= MOST_LINES_DDP
+    assert groups.count("\n") <= MOST_LINES_GROUPS
