@@ -8,7 +8,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from functools import cache
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any, TypeVar
 
 import jinja2
@@ -19,6 +19,9 @@ from kit.spec import own_batch_script
 E = TypeVar("E", bound=jinja2.Environment)
 
 MARK = own_batch_script.MARK
+# The Python that runs beside ranks. In a run its modules are in lib/, and the program of the preflight checks is in bin/.
+NODE = "kit_node"
+ALL_REDUCE = "bin/all_reduce.py"
 
 
 def sh(value: Any) -> str:
@@ -66,8 +69,10 @@ def configured(kind: type[E]) -> E:
 
 @cache
 def plain(name: str) -> str:
-    """The unchanged text of a file of templates/."""
-    return (_folder() / name).read_text(encoding="utf-8")
+    """The unchanged text of a file of templates/, or of a Python module of a run, by its name there (lib/NAME.py)."""
+    # Modules import each other by name, in the repository as on the nodes: all are in one folder.
+    place = f"{NODE}/{PurePath(name).name}" if name.endswith(".py") else name
+    return (_folder() / place).read_text(encoding="utf-8")
 
 
 @cache
@@ -77,6 +82,7 @@ def program_names() -> tuple[str, ...]:
     bin/fuse/NAME: a program that stands before another one of its name on the PATH of Enroot.
     """
     return (
+        ALL_REDUCE,
         *(name for name in _names("bin") if MARK not in plain(name)),
         "bin/fuse/fuse-overlayfs",
         "bin/fuse/squashfuse",
@@ -85,20 +91,29 @@ def program_names() -> tuple[str, ...]:
 
 @cache
 def library_names() -> tuple[str, ...]:
-    """lib/NAME of files that programs source or run, sorted: shell functions, kit_rank, the rules for a stall."""
-    return _names("lib")
+    """lib/NAME of files that programs source, run or import, sorted: shell functions, rules for a stall, kit_node's modules."""
+    modules = (f"lib/{name}" for name in _files(NODE) if f"bin/{name}" != ALL_REDUCE)
+    return tuple(sorted((*_names("lib"), *modules)))
 
 
 @cache
 def absent_names() -> tuple[str, ...]:
     """Names of the modules that a rank may import in every run, with a stand-in for runs without their feature, sorted."""
-    return tuple(name.removeprefix("data/absent/") for name in _names("data/absent"))
+    return _files(f"{NODE}/absent")
+
+
+@cache
+def stand_in(name: str) -> str:
+    """The text of a stand-in."""
+    return (_folder() / NODE / "absent" / name).read_text(encoding="utf-8")
 
 
 def _names(folder: str) -> tuple[str, ...]:
-    return tuple(
-        sorted(f"{folder}/{p.name}" for p in (_folder() / folder).iterdir() if p.suffix in {".sh", ".py", ".awk"})
-    )
+    return tuple(f"{folder}/{name}" for name in _files(folder))
+
+
+def _files(folder: str) -> tuple[str, ...]:
+    return tuple(sorted(p.name for p in (_folder() / folder).iterdir() if p.suffix in {".sh", ".py", ".awk"}))
 
 
 def _folder() -> Path:

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kit import config
+from kit import config, render
 from kit.planning.plan import Plan, plan
 from kit.planning.plan_inputs import Site
 from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
 
 SHA = "c0ffee" + "0" * 58
 REPO = Path(__file__).parent.parent
+
+# The Python that runs beside ranks.
+NODE = REPO / "templates" / "kit_node"
+
+
+def write_libraries(run_dir: Path) -> None:
+    """Write lib/ of a run folder, with the libraries of all parts."""
+    (run_dir / "lib").mkdir()
+    for name in render.library_names():
+        (run_dir / name).write_text(render.plain(name), encoding="utf-8")
 
 
 def make_lock(name: str = "train-cpu") -> ImageLock:

@@ -1,4 +1,4 @@
-"""A warm process and its clients, without a Slurm: templates/lib/warm_ranks.py and warm_client.py."""
+"""A warm process and its clients, without a Slurm: templates/kit_node/warm_ranks.py and warm_client.py."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 from tests.support import REPO
 
-LIB = REPO / "templates" / "lib"
+NODE = REPO / "templates" / "kit_node"
 TIMEOUT_S = 120
 
 
@@ -35,7 +35,7 @@ class Warm:
         """orders: it takes orders and reports, as from the batch script."""
         words = [
             sys.executable,
-            str(LIB / "warm_ranks.py"),
+            str(NODE / "warm_ranks.py"),
             self.name,
             modules,
             sys.executable,
@@ -72,7 +72,7 @@ class Warm:
         return (self.folder / "server").read_text()
 
     def words(self, *program: str, warm: bool = True) -> list[str]:
-        client = ["-I", "-S", str(LIB / "warm_client.py"), self.name, "20", str(os.getpid())] if warm else []
+        client = ["-I", "-S", str(NODE / "warm_client.py"), self.name, "20", str(os.getpid())] if warm else []
         return [sys.executable, *client, *([sys.executable] if warm else []), *program]
 
     def start(self, *program: str, warm: bool = True, out: str = "out", **env: str) -> subprocess.Popen[str]:

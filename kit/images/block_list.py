@@ -1,7 +1,7 @@
 """Lists the blocks of an image with a digest each, for the nodes that pass it on to each other (`image.stage = "chain"`).
 
-templates/lib/image_blocks.py reads the list on the nodes, and explains its form. It cannot import the kit, and the kit does not
-import from a run's files, so both can write a list; a test compares the two.
+templates/kit_node/image_blocks.py reads the list on the nodes, and explains its form. That module cannot import the kit, and
+the kit does not import from a run's files, so both can write a list; a test compares the two.
 """
 
 from __future__ import annotations

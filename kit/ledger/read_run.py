@@ -17,7 +17,7 @@ from kit.runs.status import Status
 from kit.spec.run_paths import RunPaths
 from kit.spec.world_size_text import PLAIN
 
-# kit_rank.SPENT of templates/lib, in the order of the file.
+# kit_rank.SPENT of templates/kit_node, in the order of the file.
 SPENT = ("start", "rendezvous", "data", "compute", "communicate", "save", "evaluate", "compile", "first", "end")
 _FILE = re.compile(r"slurm-(?P<job>[0-9]+)\.(?P<node>.+)\.[0-9]+\.spent")
 _KNOWN = {"time", "epoch", "event", "job_id", "restart", "attempt"}

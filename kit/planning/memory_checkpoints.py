@@ -1,4 +1,4 @@
-"""Refuses `[checkpoint] memory_every` for jobs whose ranks cannot continue from memory: templates/lib/kit_memory.py."""
+"""Refuses `[checkpoint] memory_every` for jobs whose ranks cannot continue from memory: templates/kit_node/kit_memory.py."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from kit.planning import site_shell, steps
 from kit.planning.decisions import Decisions
-from kit.render import absent_names, library_names, plain, program_names
+from kit.render import absent_names, library_names, plain, program_names, stand_in
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +54,7 @@ def texts(made: Decisions) -> dict[str, str]:
     """Name -> text of all files in the run's bin/ and lib/, with the stand-ins for modules that this run does not have."""
     found = {name: plain(name) for name in file_names(made)}
     found |= {f"lib/site/{part.name}.sh": part.text for part in made.resolved.site_parts}
-    absent = {f"lib/{name}": plain(f"data/absent/{name}") for name in absent_names()}
+    absent = {f"lib/{name}": stand_in(name) for name in absent_names()}
     return found | {name: text for name, text in absent.items() if name not in found}
 
 

@@ -1,4 +1,4 @@
-"""Refuses `[retry] warm` for ranks that cannot be forked from a warm process of their node: templates/lib/warm_ranks.py."""
+"""Refuses `[retry] warm` for ranks that cannot be forked from a warm process of their node: templates/kit_node/warm_ranks.py."""
 
 from __future__ import annotations
 

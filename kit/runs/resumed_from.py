@@ -1,4 +1,4 @@
-"""Words for where the starts of a run continued: events `resumed` and `memory-off` of templates/lib/kit_memory.py."""
+"""Words for where the starts of a run continued: events `resumed` and `memory-off` of templates/kit_node/kit_memory.py."""
 
 from __future__ import annotations
 

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.support import REPO
+from tests.support import NODE, REPO, write_libraries
 
-LIB, BIN = REPO / "templates" / "lib", REPO / "templates" / "bin"
+BIN = REPO / "templates" / "bin"
 DIGEST = "a" * 64
-sys.path.insert(0, str(LIB))
+sys.path.insert(0, str(NODE))
 import hot_pages  # noqa: E402
 import squashfs_image  # noqa: E402
 
@@ -60,7 +60,7 @@ def test_only_what_was_read_is_hot(image: Path, tmp_path: Path) -> None:
     (tmp_path / "mnt").mkdir()
     script = f"""
 import os, sys
-sys.path.insert(0, {str(LIB)!r})
+sys.path.insert(0, {str(NODE)!r})
 import hot_pages, squashfs_image
 image, root = squashfs_image.Image({str(image)!r}), {str(tmp_path / "mnt")!r}
 assert list(hot_pages.used_blocks(image, root)) == []
@@ -88,8 +88,8 @@ def start(tmp_path: Path, text: str, *, mode: int = 0o600) -> tuple[Path, Path]:
     folder.mkdir(parents=True)
     folder.chmod(0o700)
     run.mkdir()
-    for name in ("lib", "bin"):
-        (run / name).symlink_to(REPO / "templates" / name)
+    write_libraries(run)
+    (run / "bin").symlink_to(BIN)
     (folder / DIGEST).write_text(text)
     (folder / DIGEST).chmod(mode)
     programs = tmp_path / "programs"

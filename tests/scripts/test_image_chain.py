@@ -30,24 +30,22 @@ import pytest
 
 from kit import shell
 from kit.images import block_list
-from tests.support import REPO
-
-LIB = REPO / "templates" / "lib"
+from tests.support import NODE, REPO, write_libraries
 
 
 def library(name: str) -> Any:
-    """A module of templates/lib, which imports its neighbours."""
-    sys.path.insert(0, str(LIB))
+    """A module of templates/kit_node, which imports its neighbours."""
+    sys.path.insert(0, str(NODE))
     try:
         return importlib.import_module(name)
     finally:
-        sys.path.remove(str(LIB))
+        sys.path.remove(str(NODE))
 
 
 image_blocks, image_chain, image_orders, image_share, image_taker, node_wire = map(
     library, ("image_blocks", "image_chain", "image_orders", "image_share", "image_taker", "node_wire")
 )
-PROGRAMS = sorted(path.name for path in LIB.glob("image_*.py"))
+PROGRAMS = sorted(path.name for path in NODE.glob("image_*.py"))
 MEBIBYTE = 1 << 20
 
 
@@ -67,8 +65,8 @@ class Nodes:
         self.run, self.store = folder / "run", folder / "store"
         for path in (self.run / "state" / "stage", self.store):
             path.mkdir(parents=True)
-        for name in ("bin", "lib"):
-            shutil.copytree(REPO / "templates" / name, self.run / name)
+        shutil.copytree(REPO / "templates" / "bin", self.run / "bin")
+        write_libraries(self.run)
         self.content = random.Random(size).randbytes(size)
         self.sha256 = hashlib.sha256(self.content).hexdigest()
         self.stored = self.store / f"{self.sha256}.sqsh"
@@ -424,7 +422,7 @@ def test_a_program_ends_with_its_stage_script(nodes: Nodes) -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_the_programs_are_python_3_8(name: str) -> None:
     """ast.parse raises SyntaxError at what Python 3.8 does not know."""
-    assert ast.parse((LIB / name).read_text(encoding="utf-8"), feature_version=(3, 8)).body
+    assert ast.parse((NODE / name).read_text(encoding="utf-8"), feature_version=(3, 8)).body
 
 
 # Who takes from whom, without a clock or a network.

@@ -1,4 +1,4 @@
-"""Libraries of templates/lib that have no test file of their own; and that every library is tested without a cluster."""
+"""Libraries of templates/ that have no test file of their own; and that every library is tested without a cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import pytest
 
 from kit import shell
 from tests.scripts import batch_lab
-from tests.support import REPO
+from tests.support import NODE, REPO
 
 LIB = REPO / "templates" / "lib"
 
@@ -29,7 +29,7 @@ def bash(script: str, *libraries: str, **env: str) -> list[str]:
     return done.stdout.splitlines()
 
 
-@pytest.mark.parametrize("path", sorted(LIB.iterdir()), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", sorted([*LIB.iterdir(), *NODE.glob("*.py")]), ids=lambda path: path.name)
 def test_each_library_is_in_a_test_that_needs_no_cluster(path: Path) -> None:
     """By a file of its name, by its name in one, or by a function of it where BatchLab sources the library."""
     tests = [one for name in ("scripts", "unit", "training") for one in (REPO / "tests" / name).glob("*.py")]
@@ -422,7 +422,7 @@ def test_the_folder_of_checkpoints_in_memory_lasts_as_long_as_its_keeper() -> No
     number = str(os.getpid() + 30_000_000)
     env = {"SLURM_JOB_ID": number, "SLURM_RESTART_COUNT": "2", "SLURMD_NODENAME": "n1"}
     code = "import kit_memory_files as of; print(of.folder())"
-    name = shell.run([sys.executable, "-c", code], env={"PYTHONPATH": str(LIB), **env}).stdout.strip()
+    name = shell.run([sys.executable, "-c", code], env={"PYTHONPATH": str(NODE), **env}).stdout.strip()
     folder = Path(name)
     assert name == f"/dev/shm/kit-memory-{os.geteuid()}-{number}.2-n1"
     try:

@@ -146,7 +146,7 @@ def reports() -> Iterator[Path]:
 def seen(program: str, folder: Path, reports: Path, **more: str) -> list[tuple[str, int, str]]:
     env = {
         **{name: value for name, value in os.environ.items() if name not in {"RANK", "KIT_ROLE"}},
-        "PYTHONPATH": str(REPO / "templates" / "lib"),
+        "PYTHONPATH": str(REPO / "templates" / "kit_node"),
         "SLURM_JOB_ID": reports.name.rpartition("-")[2],
         "KIT_RUN_DIR": str(folder),
         "REPORTS": str(reports),

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support import REPO
 from tests.training.conftest import curve, free_port, records
-from tests.warm import LIB, Warm, came
+from tests.warm import NODE, Warm, came
 
 pytestmark = pytest.mark.smoke
 
@@ -75,7 +75,7 @@ def warm(tmp_path: Path) -> Iterator[Warm]:
     (tmp_path / "state/failures-0/train-0").mkdir(parents=True)
     made.env |= {"OMP_NUM_THREADS": "1", "KIT_RUN_DIR": str(tmp_path), "KIT_SEED": "7"}
     made.env |= {"KIT_RESTART_COUNT": "0", "KIT_ATTEMPT": "0", "KIT_FAILURES": "failures-0/train-0"}
-    made.env["PYTHONPATH"] = f"{REPO / 'launchers'}:{LIB}"
+    made.env["PYTHONPATH"] = f"{REPO / 'launchers'}:{NODE}"
     yield made
     if made.process is not None:
         made.process.kill()

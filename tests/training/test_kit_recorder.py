@@ -43,7 +43,7 @@ finally:
 def test_the_last_collectives_are_told(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     path = tmp_path / "recorder"
-    env = {**os.environ, "PYTHONPATH": str(REPO / "templates/lib"), "TORCH_FR_BUFFER_SIZE": "100"}
+    env = {**os.environ, "PYTHONPATH": str(REPO / "templates/kit_node"), "TORCH_FR_BUFFER_SIZE": "100"}
     argv = [sys.executable, "-c", PROGRAM, str(path)]
     done = subprocess.run(argv, env=env, check=False, capture_output=True, text=True, timeout=120)
     assert done.returncode == 1

@@ -103,7 +103,7 @@ def test_a_newer_file_is_taken_and_older_memory_is_not(node: Node, training: Any
 def test_a_torch_state_keeps_types_values_and_identity(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    monkeypatch.syspath_prepend(str(REPO / "templates" / "lib"))
+    monkeypatch.syspath_prepend(str(REPO / "templates" / "kit_node"))
     from kit_memory_state import Layout, read
 
     shared = torch.arange(10, dtype=torch.bfloat16)

@@ -47,7 +47,7 @@ def run(at: Path, *, wrapped: bool = True, flip: str = "") -> tuple[str, list[di
     (at / "program.py").write_text(PROGRAM)
     argv = [
         sys.executable,
-        *([str(REPO / "templates/lib/rank_numbers.py")] if wrapped else []),
+        *([str(REPO / "templates/kit_node/rank_numbers.py")] if wrapped else []),
         "program.py",
         "--lr",
         "1",

@@ -31,7 +31,7 @@ def test_a_torchrun_inside_the_rank_is_named(tmp_path: Path, planned: str, nodes
     pytest.importorskip("torch")
     (tmp_path / "program.py").write_text(PROGRAM)
     (tmp_path / "reports").mkdir()
-    path = os.pathsep.join(filter(None, (str(REPO / "templates/lib"), os.environ.get("PYTHONPATH", ""))))
+    path = os.pathsep.join(filter(None, (str(REPO / "templates/kit_node"), os.environ.get("PYTHONPATH", ""))))
     env = {**os.environ, "PYTHONPATH": path, "KIT_WORLD_SIZE": planned, "KIT_NNODES": nodes, "WORLD_SIZE": planned}
     argv = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     argv += [str(tmp_path / "program.py"), str(tmp_path / "reports")]

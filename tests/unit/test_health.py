@@ -415,7 +415,7 @@ def test_what_a_rank_reports(tmp_path: Path) -> None:
         "try:\n    p.phase('sleeping').__enter__()\nexcept ValueError as error:\n    print(error)\n"
         "print(open(sys.argv[1] + '/@3').read(), end='')\n"
     )
-    env = {"PYTHONPATH": str(REPO / "templates" / "lib"), "PATH": os.environ["PATH"]}
+    env = {"PYTHONPATH": str(REPO / "templates" / "kit_node"), "PATH": os.environ["PATH"]}
     done = shell.run([sys.executable, "-c", script, str(tmp_path)], env=env)
     early, saving, _, refused, after, spent = done.stdout.splitlines()
     assert early.split()[4] == "0", "programs compile in more than their first step: nothing is learned of two"
@@ -433,7 +433,7 @@ def test_what_a_rank_reports(tmp_path: Path) -> None:
 def test_the_last_report_of_a_process_that_is_gone_is_kept(tmp_path: Path) -> None:
     """torchrun starts a rank again before the monitor has looked."""
     script = "import sys\nfrom kit_rank import Progress\nPROGRESS = Progress(sys.argv[1], '@3')\nPROGRESS.step(int(sys.argv[2]))\n"
-    env = {"PYTHONPATH": str(REPO / "templates" / "lib"), "PATH": os.environ["PATH"]}
+    env = {"PYTHONPATH": str(REPO / "templates" / "kit_node"), "PATH": os.environ["PATH"]}
     for step in (7, 2):
         shell.run([sys.executable, "-c", script, str(tmp_path), str(step)], env=env)
     reports = sorted(tmp_path.glob("@*"))
@@ -451,7 +451,7 @@ def test_a_process_that_multiprocessing_spawned_is_no_rank(tmp_path: Path) -> No
         "    one = multiprocessing.get_context('spawn').Process(target=work)\n    one.start()\n    one.join()\n"
     )
     env = {
-        "PYTHONPATH": str(REPO / "templates" / "lib"),
+        "PYTHONPATH": str(REPO / "templates" / "kit_node"),
         "PATH": os.environ["PATH"],
         "SLURM_JOB_ID": "4000000001",
         "KIT_RUN_DIR": str(tmp_path),
@@ -461,7 +461,7 @@ def test_a_process_that_multiprocessing_spawned_is_no_rank(tmp_path: Path) -> No
 
 
 def test_outside_a_run_nothing_is_written() -> None:
-    env = {"PYTHONPATH": str(REPO / "templates" / "lib"), "PATH": os.environ["PATH"]}
+    env = {"PYTHONPATH": str(REPO / "templates" / "kit_node"), "PATH": os.environ["PATH"]}
     done = shell.run(
         [sys.executable, "-c", "from kit_rank import progress\nprogress.step(1)\nprint(progress._folder)"], env=env
     )

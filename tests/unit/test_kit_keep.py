@@ -27,7 +27,7 @@ socket.create_connection(listener.getsockname()).close()
 
 def test_connections_are_shut_down_and_no_file_is_left_open() -> None:
     """A file that is no socket left a copy of itself at each call, so that a slow survivor ran out of files within a second."""
-    path = {"PYTHONPATH": str(REPO / "templates" / "lib")}
+    path = {"PYTHONPATH": str(REPO / "templates" / "kit_node")}
     done = subprocess.run(
         [sys.executable, "-c", _PROGRAM], env=path, check=False, capture_output=True, text=True, timeout=60
     )

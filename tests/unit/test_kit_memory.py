@@ -24,8 +24,8 @@ MODULES = ("kit_memory", "kit_memory_files", "kit_memory_state", "kit_memory_tra
 
 @pytest.fixture(autouse=True)
 def library(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """templates/lib can be imported, as in a rank."""
-    monkeypatch.syspath_prepend(str(REPO / "templates" / "lib"))
+    """templates/kit_node can be imported, as in a rank."""
+    monkeypatch.syspath_prepend(str(REPO / "templates" / "kit_node"))
     for name in ("KIT_RUN_DIR", "SLURM_JOB_ID", "MASTER_ADDR", "SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"):
         monkeypatch.delenv(name, raising=False)
     yield

@@ -306,7 +306,7 @@ def test_a_line_of_the_monitor_is_read_and_a_cut_one_is_not(tmp_path: Path) -> N
 
 def test_the_order_is_that_of_kit_rank() -> None:
     """The program on the nodes and the reader on the login node share no import."""
-    spec = importlib.util.spec_from_file_location("kit_rank_of_templates", REPO / "templates/lib/kit_rank.py")
+    spec = importlib.util.spec_from_file_location("kit_rank_of_templates", REPO / "templates/kit_node/kit_rank.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

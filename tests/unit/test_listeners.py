@@ -15,14 +15,14 @@ import pytest
 from kit import shell
 from tests.support import REPO
 
-LIB = REPO / "templates" / "lib"
+NODE = REPO / "templates" / "kit_node"
 NOBODY = 65534
 
 
 def python(script: str, *words: str) -> list[str]:
     """A program that imports the libraries of the nodes; it prints what it finds."""
     done = shell.run(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(LIB)!r})\n{script}", *words], timeout=100
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(NODE)!r})\n{script}", *words], timeout=100
     )
     return done.stdout.splitlines()
 
@@ -101,7 +101,7 @@ one.connect("\\0{name}")
 print(one.recv(1))
 """
     server = subprocess.Popen(
-        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(LIB)!r})\n{script}"],
+        [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(NODE)!r})\n{script}"],
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     try:

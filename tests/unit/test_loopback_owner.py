@@ -134,4 +134,4 @@ def shell_templates() -> str:
     """The folder of the libraries that ranks import."""
     from tests.support import REPO
 
-    return str(REPO / "templates" / "lib")
+    return str(REPO / "templates" / "kit_node")

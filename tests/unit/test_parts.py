@@ -13,7 +13,7 @@ from kit import render
 from kit.planning.parts import PARTS, Part, file_names
 from kit.spec.preflight_monitor_retry import Watch
 from tests.golden.cases import CASES, Case, planned
-from tests.support import REPO
+from tests.support import NODE, REPO
 
 BY_NAME = {case.name: case for case in CASES}
 # Counts of a plain job's scripts and their lines, which the batch script and the ranks source or run. They only go down.
@@ -125,6 +125,6 @@ def test_a_stand_in_has_the_calls_of_the_real_module(name: str) -> None:
                 found[node.name] = ast.unparse(node.args)
         return found
 
-    real, absent = (REPO / "templates" / folder / name for folder in ("lib", "data/absent"))
+    real, absent = (NODE / folder / name for folder in (".", "absent"))
     assert calls(real)
     assert calls(absent) == calls(real)

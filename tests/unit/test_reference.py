@@ -65,7 +65,7 @@ def test_every_key_has_a_meaning(noun: str) -> None:
 def test_the_events_are_those_that_the_scripts_and_the_ranks_record() -> None:
     recorded = {name for text in SCRIPTS for name in re.findall(r"events::record ([a-z]+)", text)}
     for name in ("kit_events.py", "kit_memory.py"):
-        ranks = (REPO / "templates" / "lib" / name).read_text(encoding="utf-8")
+        ranks = (REPO / "templates" / "kit_node" / name).read_text(encoding="utf-8")
         recorded |= {*re.findall(r"\brecord\(\"([a-z-]+)\"", ranks)}
     assert recorded == set(run_events.EVENTS)
 

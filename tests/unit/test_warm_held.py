@@ -186,7 +186,7 @@ def test_after_an_error_the_others_may_end_by_themselves_first(
     monkeypatch: pytest.MonkeyPatch, how: str, waits: bool
 ) -> None:
     """They print what they had called: `kit why` needs it after a collective that did not fit. They were killed at once."""
-    monkeypatch.setattr(sys, "path", [str(REPO / "templates" / "lib"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(REPO / "templates" / "kit_node"), *sys.path])
     held_module = import_module("warm_held")
     now = [100.0]
     killed: list[int] = []

@@ -18,7 +18,7 @@ ENV = {"RANK": "1", "MASTER_ADDR": "127.0.0.1"}
 
 @pytest.fixture
 def meeting(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.setattr(sys, "path", [str(REPO / "templates" / "lib"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(REPO / "templates" / "kit_node"), *sys.path])
     return import_module("warm_meeting")
 
 

@@ -167,7 +167,7 @@ def test_a_slurmstepd_that_is_killed_after_that_of_the_warm_process_is_seen(
     monkeypatch: pytest.MonkeyPatch, gone_after: int, waits: int
 ) -> None:
     """rank.sh looks for it once the client has ended. It lived for another moment, and `kit why` named srun instead."""
-    monkeypatch.setattr(sys, "path", [str(REPO / "templates" / "lib"), *sys.path])
+    monkeypatch.setattr(sys, "path", [str(REPO / "templates" / "kit_node"), *sys.path])
     client = import_module("warm_client")
     slept: list[float] = []
     # Only the client's own clock: other threads of the tests sleep, too.

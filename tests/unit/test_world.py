@@ -36,7 +36,7 @@ def _train(tmp_path: Path, **env: str) -> shell.Completed:
     reports = tmp_path / "reports"
     reports.mkdir()
     program = _PROGRAM.format(folder=str(reports))
-    path = f"{tmp_path}:{REPO / 'templates/lib'}"
+    path = f"{tmp_path}:{REPO / 'templates/kit_node'}"
     return shell.run(
         [sys.executable, "-c", program], env={"PATH": os.environ["PATH"], "PYTHONPATH": path, **env}, check=False
     )
