@@ -15,6 +15,7 @@ import tomli_w
 
 from kit.allocation import Allocation
 from kit.errors import Fault, nearest
+from kit.frameworks import option_lists, program_releases
 from kit.frameworks.base import Extra, Framework
 from kit.frameworks.role_layout import derived, gpus_of, lookup, nodes_of, uneven
 from kit.frameworks.role_options import Options, all_options, holds, merged
@@ -63,7 +64,8 @@ class RoleTable:
         table, known = self._table(job), launcher.programs
         if table.programs in known:
             programs, gpus = known[table.programs], allocation.gpus_per_node
-            yield from broken(table, programs, name=self.name, gpus=gpus, checkpoint=job.checkpoint)
+            release = program_releases.chosen(job)
+            yield from broken(table, programs, name=self.name, gpus=gpus, checkpoint=job.checkpoint, release=release)
             return
         near = nearest(table.programs, known) or next(iter(known), "")
         problem = f"launcher {job.launcher!r} has no programs {table.programs!r}; did you mean {near!r}?"
@@ -128,13 +130,23 @@ def resolve(table: Sft, programs: Programs, *, gpus: int, checkpoint: Checkpoint
     return Settings(options=options, roles=roles)
 
 
-def broken(table: Sft, programs: Programs, *, name: str, gpus: int, checkpoint: Checkpoint) -> Iterator[Fault]:
-    """Everything that the programs would refuse. name: of the table. gpus: the number used on each node."""
+def broken(
+    table: Sft, programs: Programs, *, name: str, gpus: int, checkpoint: Checkpoint, release: str | None = None
+) -> Iterator[Fault]:
+    """Everything that the programs would refuse.
+
+    name: of the table. gpus: the number used on each node. release: of programs that are not the kit's; None: any that is known.
+    """
     odd = [*uneven(table, programs, gpus)]
     values = _values(table, programs, checkpoint, {} if odd else derived(table, programs, gpus))
     options = all_options(table, programs, values, frozenset(_checkpoint(checkpoint)))
     own = (*odd, *_unused_shared_keys(table, programs), *_unknown(options, programs, name))
-    own = (*own, *_disagreements(options, programs, name), *_unstartable(table, programs))
+    own = (
+        *own,
+        *_not_in_lists(table, programs, name, release),
+        *_disagreements(options, programs, name),
+        *_unstartable(table, programs),
+    )
     own = (*own, *_options_of_absent_roles(table, programs), *_other_tensor_parallel(table, programs))
     yield from (replace(fault, key=f"{name}.{fault.key}") for fault in own)
     yield from _unused_checkpoint_keys(checkpoint, programs)
@@ -269,6 +281,19 @@ def _unknown(options: Mapping[str, Options], programs: Programs, name: str) -> I
                 yield Fault(
                     key=f"{role}.{path}", problem=problem, allowed="" if near else _first_names(known), hint=hint
                 )
+
+
+def _not_in_lists(table: Sft, programs: Programs, name: str, release: str | None) -> Iterator[Fault]:
+    """Options in the sub-tables that programs do not have which are not the kit's."""
+    if programs.option_lists is None or programs.releases is None:
+        return
+    lists, known = option_lists.lists_of(programs.option_lists), programs.releases.known
+    for role, given in table.tables().items():
+        program = programs.roles.get(role)
+        listed = lists.get(program.options_of or program.based_on or role) if program else None
+        if listed:
+            place = f"{role}.options" if isinstance(getattr(table, role), Servers) else role
+            yield from option_lists.faults(name, place, given, listed, (release,) if release in known else known)
 
 
 def _disagreements(options: Mapping[str, Options], programs: Programs, name: str) -> Iterator[Fault]:

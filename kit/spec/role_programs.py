@@ -22,6 +22,9 @@ class Program(Role):
         description="All options of the program, as dotted names. The kit refuses others. Default: only the program itself "
         "checks its options.",
     )
+    options_of: str = Field(
+        default="", description="Name of the program in `option_lists`, if it is not the role's or that of based_on."
+    )
     only_with: str | None = Field(
         default=None, description="Key of [rl] or [sft]. The role exists only if the job sets this key."
     )
@@ -83,6 +86,10 @@ class Programs(Model):
         default=None,
         description="Releases of the programs that have these options. Default: no check, because the programs are the "
         "kit's own.",
+    )
+    option_lists: FileName | None = Field(
+        default=None,
+        description="File of kit/frameworks/ with all options of each program, by release. The kit refuses others.",
     )
     follows: dict[str, tuple[str, ...]] = Field(
         default={},

@@ -621,7 +621,8 @@ def test_the_image_must_hold_what_the_chosen_programs_import(tmp_path: Path) -> 
         made(tmp_path, packages=Packages(pip={"torch": "2.13.0"}))
     with pytest.raises(ConfigError, match="lacks prime-rl"):
         made(
-            tmp_path, JOB.replace("[rl]", '[rl]\nprograms = "prime-rl"').replace("[rl.orchestrator]", "[rl.inference]")
+            tmp_path,
+            JOB.replace("[rl]", '[rl]\nprograms = "prime-rl"').replace("[rl.orchestrator]", "[rl.inference.vllm]"),
         )
 
 
