@@ -34,14 +34,14 @@ def said(table: dict[str, Any], *, launcher: str = "rl") -> dict[str, str]:
     ("role", "given", "key", "line"),
     [
         ("orchestrator", {"batchsize": 512}, "batchsize", "[rl.orchestrator]\n       batch_size = 512"),
-        ("trainer", {"modle": {"impl": "custom"}}, "modle.impl", '[rl.trainer.model]\n       impl = "custom"'),
+        ("trainer", {"modl": {"impl": "custom"}}, "modl.impl", '[rl.trainer.model]\n       impl = "custom"'),
         ("trainer", {"model": {"ac": {"freqq": 2}}}, "model.ac.freqq", "[rl.trainer.model.ac]\n       freq = 2"),
         ("trainer", {"kckpt": {}}, "kckpt", "[rl.trainer]\n       ckpt = {  }"),
         # A table of a list has no index.
         (
             "orchestrator",
-            {"train": {"source": [{"name": "a"}, {"nmae": "b"}]}},
-            "train.source.nmae",
+            {"train": {"source": [{"name": "a"}, {"namee": "b"}]}},
+            "train.source.namee",
             '[rl.orchestrator.train.source]\n       name = "b"',
         ),
         # Of another release.
