@@ -18,7 +18,16 @@ def export(
     output: Annotated[
         Path | None,
         typer.Option(
-            "--output", "-o", help="Path of the file to write: .tar.zst or .tar.gz.", show_default="RUN.tar.zst"
+            "--output", "-o", help="Path of the file to write: .tar.zst or .tar.gz.", show_default="reports/RUN.tar.zst"
+        ),
+    ] = None,
+    outputs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--outputs",
+            metavar="PATTERN",
+            help="Include files that the program wrote, such as 'out/*.pt': relative to its working folder or to the run folder. "
+            "That of a folder includes all that is in it. Repeatable.",
         ),
     ] = None,
     with_image: Annotated[
@@ -40,17 +49,23 @@ def export(
     """Pack an ended run into one file: code, job, locks, manifest, logs, metrics. What looks like a key is refused."""
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
-    from kit.errors import RunError
-    from kit.runs import exporting, find_runs, remote_clusters
+    from kit.errors import RunError, UsageError
+    from kit.runs import exporting, find_runs, remote_clusters, reports_folder
     from kit.runs import status as of
 
     run_dir = find_runs.find_one(run, folders(None, run))
     (one,) = of.of([run_dir], queue=queue())
     if one.active:
         raise RunError(f"run {run_dir.name} is {one.state}: it has not ended", hint=f"kit cancel {run_dir.name}")
+    there = remote_clusters.holding(run_dir) if outputs else None
+    if there is not None:
+        raise UsageError(
+            f"--outputs: what the program of {run_dir.name} wrote is on {there.name}, not on this machine",
+            hint=f"scp -r {there.connection.host}:{there.refresh().there.runs}/{run_dir.name}/workspace .",
+        )
     remote_clusters.fetch_whole(run_dir)
-    file = output or Path(f"{run_dir.name}.tar.zst")
-    done = exporting.export(run_dir, file, with_image=with_image, with_private=with_private)
+    file = output or reports_folder.shown(reports_folder.take() / f"{run_dir.name}.tar.zst")
+    done = exporting.export(run_dir, file, outputs=outputs or (), with_image=with_image, with_private=with_private)
     size, count = done.file.stat().st_size, len(done.index.members)
     if as_json:
         facts = {"file": str(done.file), "bytes": size, "left_out": done.left_out, **done.index.model_dump(mode="json")}

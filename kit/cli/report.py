@@ -24,21 +24,30 @@ def report(
         ),
     ] = None,
     output: Annotated[
-        Path, typer.Option("--output", "-o", help="Path of the HTML file. The data go into a .json file next to it.")
-    ] = Path("report.html"),
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            help="Path of the HTML file. The data go into a .json file next to it.",
+            show_default="reports/RUN.html",
+        ),
+    ] = None,
     runs_dir: RunsDir = None,
 ) -> None:
     """Write one HTML file that shows a run, a sweep, or several runs side by side. The file needs no network or server."""
     from kit.cli.wait_and_follow import queue
     from kit.errors import UsageError
     from kit.reports import make_report, page, vega_library
-    from kit.runs import atomic_write
+    from kit.runs import atomic_write, reports_folder
 
-    if output.suffix != ".html":
+    if output is not None and output.suffix != ".html":
         raise UsageError(f"{output}: the page is an .html file", hint=f"-o {output.with_suffix('.html')}")
     # Load the library before reading the runs: without it nothing can be drawn.
     script = vega_library.script()
     made = make_report.report(list(names or []), fetched(runs_dir, names or [None]), queue=queue(), now=time.time())
+    if output is None:
+        name = "comparison" if made["kind"] == "several" else made["title"]
+        output = reports_folder.shown(reports_folder.take() / f"{name}.html")
     data = output.with_suffix(".json")
     atomic_write.write(data, json.dumps(made, separators=(",", ":"), allow_nan=False) + "\n", durable=False)
     atomic_write.write(output, page.html(made, script), durable=False)

@@ -10,7 +10,7 @@ import json
 import os
 import shlex
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from kit import __version__, config, data_folders, shell, untrusted_files
 from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.images import check_against_lock, temporary_names
 from kit.remote import run_folder_mirror as mirrors
-from kit.runs import archive_format, private_files, recorded_inputs, secret
+from kit.runs import archive_format, private_files, program_outputs, recorded_inputs, secret
 from kit.runs.archive_format import Index, Member
 from kit.runs.manifest import Manifest
 from kit.runs.manifest import read as read_manifest
@@ -49,18 +49,25 @@ class Exported:
 
 
 def export(
-    run_dir: Path, output: Path, *, with_image: bool = False, with_private: bool = False, now: datetime | None = None
+    run_dir: Path,
+    output: Path,
+    *,
+    outputs: Sequence[str] = (),
+    with_image: bool = False,
+    with_private: bool = False,
+    now: datetime | None = None,
 ) -> Exported:
-    """Write a run that has ended to `output`, atomically. with_image: include the images. with_private: include what looks like
-    keys or logins.
+    """Write a run that has ended to `output`, atomically. outputs: patterns of files that its program wrote, to include as well.
+    with_image: include the images. with_private: include what looks like keys or logins.
 
     RunError when the snapshot is missing, or a file contains a secret, looks like one, or changes meanwhile; LockError for a
-    missing image; UsageError for a name without one of the two endings, or for an existing file.
+    missing image; UsageError for a name without one of the two endings, an existing file, and a pattern that matches nothing.
     """
     write = _writer(output)
     record = read_manifest(RunPaths(run_dir).manifest)
     sources = dict(_files(run_dir))
     sources |= _snapshot(run_dir, record)
+    sources |= _outputs(run_dir, record, outputs) if outputs else {}
     sources |= _images(run_dir, record) if with_image else {}
     if not with_private:
         _refuse_private(run_dir, sources)
@@ -153,6 +160,16 @@ def _snapshot(run_dir: Path, record: Manifest) -> dict[str, Path]:
         if entry.kind != "link":
             found[archive_format.OBJECTS + entry.content] = store.files_of(tree.hash) / entry.path
     return found
+
+
+def _outputs(run_dir: Path, record: Manifest, patterns: Sequence[str]) -> dict[str, Path]:
+    """The files that the run's program wrote and that match a pattern."""
+    code: dict[str, str] = {}
+    if record.workspace is not None and record.workspace.tree is not None:
+        tree, _ = recorded_inputs.code_of(run_dir, record)
+        code = {entry.path: entry.content for entry in tree.entries}
+    found = program_outputs.find(run_dir, patterns, code)
+    return dict(named for path in found.values() for named in _named(run_dir, path))
 
 
 def _images(run_dir: Path, record: Manifest) -> dict[str, Path]:

@@ -16,7 +16,7 @@ from kit.config import Resolved
 from kit.errors import Fault
 from kit.planning.plan import Plan
 from kit.planning.plan_inputs import Snapshot
-from kit.runs import find_runs, index, private_files
+from kit.runs import find_runs, index, private_files, reports_folder
 from kit.runs.manifest import Workspace
 from kit.snapshots import patch as patching
 from kit.snapshots import scan as scanning
@@ -186,11 +186,12 @@ def _words(resolved: Resolved) -> Iterator[tuple[str, str]]:
 
 
 def _not_code(resolved: Resolved, runs_dir: Path) -> Iterator[Path]:
-    """Things that may be in a job's folder and never belong to the workspace: runs, images, mounted folders, secrets."""
+    """Things that may be in a job's folder and never belong to the workspace: runs, reports, images, mounted folders, secrets."""
     yield runs_dir
     yield from find_runs.folders(resolved.project)
     yield find_runs.store_of(resolved.cluster, resolved.project)
     yield data_folders.user_data()
+    yield from reports_folder.inside(resolved.job_dir)
     known = {"{job}": str(resolved.job_dir), "{project}": str(resolved.project)}
     for mount in resolved.mounts:
         source = mount.source

@@ -21,7 +21,18 @@ from kit import shell
 from kit.errors import KitError, LockError, RunError, UsageError
 from kit.images import store as images
 from kit.images import store_notes
-from kit.runs import archive_format, exporting, find_runs, importing, prepare_run, rerun, run_facts, status, workspace
+from kit.runs import (
+    archive_format,
+    exporting,
+    find_runs,
+    importing,
+    prepare_run,
+    reports_folder,
+    rerun,
+    run_facts,
+    status,
+    workspace,
+)
 from kit.runs.importing import ImportedRun
 from kit.slurm.client import QueuedJob
 from kit.spec.run_paths import RunPaths
@@ -550,3 +561,84 @@ def test_a_token_in_the_job_is_named_without_its_value(project: Path, tmp_path: 
     assert "job.toml: env.WANDB_API_KEY" in caught.value.message
     assert token not in caught.value.message
     assert not any(token in str(one) for one in warned.values())
+
+
+# What the program wrote.
+
+
+def test_the_programs_outputs_by_pattern(ended: Path, elsewhere: Path, tmp_path: Path) -> None:
+    """In its working folder and in the run folder; not the code as it was submitted, nor what a link leads to."""
+    for name, text in {
+        "workspace/out/model.pt": "weights",
+        "workspace/out/deep/curve.csv": "1,2",
+        "workspace/out/.cache": "hidden",
+        "workspace/train.py": "print(1)\n",
+        "workspace/notes.txt": "other",
+    }.items():
+        (ended / name).parent.mkdir(parents=True, exist_ok=True)
+        (ended / name).write_text(text)
+    (ended / "workspace/out/passwd").symlink_to("/etc/passwd")
+    (ended / "workspace/etc").symlink_to("/etc")
+    done = exporting.export(ended, tmp_path / "a.tar.gz", outputs=["out"])
+    written_by_program = {name for name in done.index.members if name.startswith(("run/workspace", "run/checkpoints"))}
+    assert written_by_program == {"run/workspace/out/model.pt", "run/workspace/out/deep/curve.csv"}
+    done = exporting.export(ended, tmp_path / "b.tar.gz", outputs=["**/*.pt", "*.txt"])
+    assert {name for name in done.index.members if name.endswith((".pt", ".txt"))} == {
+        "run/workspace/out/model.pt",
+        "run/checkpoints/step-00000001/state.pt",
+        "run/workspace/notes.txt",
+    }
+    found = brought(tmp_path / "a.tar.gz", elsewhere)
+    assert (found.run_dir / "workspace/out/deep/curve.csv").read_text() == "1,2"
+    (ended / "workspace/train.py").write_text("print(2)\n")
+    done = exporting.export(ended, tmp_path / "c.tar.gz", outputs=["*.py"])
+    assert "run/workspace/train.py" in done.index.members, "the program changed it"
+
+
+@pytest.mark.parametrize("pattern", ["outt/*", "etc/*", "train.py", "../p/*", "/etc/passwd", "", "logs/*"])
+def test_a_pattern_without_outputs_names_what_there_is(ended: Path, tmp_path: Path, pattern: str) -> None:
+    (ended / "workspace/etc").symlink_to("/etc")
+    (ended / "workspace/train.py").write_text("print(1)\n")
+    with pytest.raises(UsageError) as caught:
+        exporting.export(ended, tmp_path / "a.tar.gz", outputs=[pattern])
+    assert not (tmp_path / "a.tar.gz").exists()
+    if pattern in {"../p/*", "/etc/passwd", ""}:
+        assert "not a path in the program's working folder" in caught.value.message
+        return
+    assert caught.value.message.endswith("there are: checkpoints, wandb")
+    words = caught.value.hint.split()
+    assert exporting.export(ended, tmp_path / "a.tar.gz", outputs=words[4:]).file.is_file(), "the line works"
+
+
+def test_a_secret_in_an_output_is_found(ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What holds for the code holds for outputs."""
+    (ended / "workspace/out.txt").write_text("-----BEGIN OPENSSH PRIVATE KEY-----\n")
+    with pytest.raises(RunError, match="what looks like a key"):
+        exporting.export(ended, tmp_path / "a.tar.gz", outputs=["out.txt"])
+
+
+def test_reports_and_exports_are_no_part_of_the_code(project: Path) -> None:  # noqa: F811
+    """Their folder ignores itself, for git and for snapshots; a folder of the project's own of that name is left alone."""
+
+    def tree() -> str:
+        made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=[])
+        assert made.scan is not None
+        return made.scan.tree.hash
+
+    before = tree()
+    folder = reports_folder.take()
+    (folder / "digits-1.html").write_text("<p>")
+    assert (folder, tree()) == (project / "reports", before)
+    assert reports_folder.take() == folder
+    shutil.rmtree(folder)
+    folder.mkdir()
+    (folder / "tables.py").write_text("print(1)\n")
+    changed = tree()
+    assert changed != before
+    assert reports_folder.take() == project / "kit-reports"
+    (project / "kit-reports/a.html").write_text("<p>")
+    assert tree() == changed
+    assert [one.name for one in folder.iterdir()] == ["tables.py"]
+    shell.run(["git", "init", "--quiet", "."], cwd=project)
+    listed = shell.run(["git", "status", "--porcelain", "--untracked-files=all"], cwd=project).stdout
+    assert "kit-reports" not in listed
