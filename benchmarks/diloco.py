@@ -22,11 +22,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._common import Goal, project, report
-from kit import Job, json_lines, submit
+from kit import Job, submit
 from kit.api import Run
 from kit.config import merge
 from kit.errors import RunError
-from kit.runs import metrics
+from kit.files import json_lines
+from kit.record import metrics
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, node_links, up
 
 NAME, NODES = "bench-diloco", 4

@@ -22,11 +22,13 @@ from statistics import median
 from benchmarks._common import ROOT, Goal, project, report
 from kit.errors import ConfigError
 from kit.forecast import submit_forecast
-from kit.runs import metrics as reported
-from kit.runs import prepare_run, run_facts, status, submit
-from kit.runs.prepare_run import Prepared
-from kit.runs.which_slurm import queue
+from kit.hosts import status
+from kit.hosts.which_slurm import queue
+from kit.record import metrics as reported
+from kit.record import run_facts
 from kit.slurm import embedded
+from kit.submit import prepare_run, submit
+from kit.submit.prepare_run import Prepared
 
 _NAME = "forecast"
 _FEW, _MORE = 10, 20

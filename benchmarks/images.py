@@ -27,19 +27,11 @@ from pathlib import Path
 
 from benchmarks._common import ROOT, Goal, report
 from kit import data_folders, shell
-from kit.images import (
-    check_against_lock,
-    compressed_tars,
-    engine,
-    enroot_layout,
-    image_lock,
-    oci,
-    squash,
-    store,
-    tree_stream,
-)
-from kit.images.squash import Options, Tree
-from kit.spec.image import Squash
+from kit.images import check_against_lock, image_lock, store
+from kit.images.sources import compressed_tars, engine, oci, tree_stream
+from kit.images.squash import enroot_layout, squash
+from kit.images.squash.squash import Options, Tree
+from kit.schema.image import Squash
 
 _ENROOT_DEFAULT = "-comp lzo -noD"
 _ZSTD_1 = ["-comp", "zstd", "-Xcompression-level", "1", "-b", "128K"]

@@ -7,7 +7,7 @@ three spirals a point lies, in some tenths of a second on one core. Its metric i
 of the labels is random, so that this loss has a floor, as in a real task. Without a floor, the least of many trainings could lie
 anywhere over five orders of magnitude, would differ on each machine, and would depend on luck.
 
-The search asks for values with the code that a task of the array uses (kit.sweeps.suggest), from the run folders of the points.
+The search asks for values with the code that a task of the array uses (kit.sweeps.search.suggest), from the points' run folders.
 `--at-once` points always run. When one ends the next one asks, like the slots of an array. The code of `[sweep.random]` draws the
 random points.
 """
@@ -28,9 +28,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._common import Goal, report
-from kit.spec.run_paths import RunPaths
-from kit.spec.sweep import Distribution, Search, Sweep, Value
-from kit.sweeps import expand, search_trials, suggest
+from kit.schema.run_paths import RunPaths
+from kit.schema.sweep import Distribution, Search, Sweep, Value
+from kit.sweeps.points import expand
+from kit.sweeps.search import search_trials, suggest
 
 METRIC = "test_loss"
 KEYS = {

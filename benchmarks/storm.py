@@ -30,7 +30,7 @@ from typing import Any
 from benchmarks._common import ROOT, Goal, project, report
 from kit import shell
 from kit.errors import ToolError
-from kit.runs import metrics, run_facts
+from kit.record import metrics, run_facts
 from kit.slurm import client
 from kit.slurm.embedded import ClusterSize, down, up
 

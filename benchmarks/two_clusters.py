@@ -26,7 +26,7 @@ from typing import Any
 from benchmarks._common import Goal, project, report
 from kit import shell
 from kit.errors import RunError
-from kit.runs import metrics
+from kit.record import metrics
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, up
 from tests.cluster.slow_link import SlowLink, slow_link
 

@@ -27,9 +27,8 @@ if TYPE_CHECKING:
         watch_runs,
         why,
     )
-    from kit.spec.job import Job
+    from kit.schema.job import Job
 
-__version__ = "0.1.0"
 __all__ = [
     "Job",
     "PlannedJob",

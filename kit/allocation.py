@@ -11,7 +11,7 @@ from typing import Any
 
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
-from kit.spec.cluster import QosRow
+from kit.schema.cluster import QosRow
 from kit.validation import toml
 
 # The meaning of 0 in sbatch.

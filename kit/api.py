@@ -30,22 +30,23 @@ from kit.answers.log_lines import LogLine
 from kit.answers.planned_job import JobToPlan, PlannedJob
 from kit.answers.run_status import ListedRun, RunStatus
 from kit.answers.wait_for_runs import RunEvent, RunsWatch
-from kit.runs import find_runs, remote_clusters, unmade_points, which_slurm
-from kit.runs import metrics as reported
-from kit.runs import rerun as repeating
-from kit.runs import status as of
-from kit.runs import submit as one_run
-from kit.runs.logs import Wanted
-from kit.runs.manifest import Manifest, read
-from kit.runs.status import Status
-from kit.spec.job import Job
-from kit.spec.metric_goals import Goal
-from kit.spec.run_paths import RunPaths
+from kit.hosts import remote_clusters, which_slurm
+from kit.hosts import status as of
+from kit.hosts.status import Status
+from kit.record import find_runs, unmade_points
+from kit.record import metrics as reported
+from kit.record.logs import Wanted
+from kit.record.manifest import Manifest, read
+from kit.schema.job import Job
+from kit.schema.metric_goals import Goal
+from kit.schema.run_paths import RunPaths
+from kit.submit import rerun as repeating
+from kit.submit import submit as one_run
 from kit.sweeps import cancel_by_name, find, prepare, record
 from kit.sweeps import submit as sending
 from kit.sweeps import wait as waiting
 from kit.sweeps.cancel_by_name import Cancelled
-from kit.sweeps.results import Results, gather
+from kit.sweeps.results.results import Results, gather
 from kit.sweeps.run_metrics_cache import Reduce, metrics_of
 from kit.workflow import dependencies
 

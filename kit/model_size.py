@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from kit import untrusted_files
 from kit.errors import RunError, UsageError
+from kit.files import untrusted_files
 
 Precision = Literal["fp32", "bf16"]
 Optimizer = Literal["adam", "sgd", "none"]

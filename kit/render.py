@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import jinja2
 
 from kit import data_folders
-from kit.spec import own_batch_script
+from kit.schema import own_batch_script
 
 E = TypeVar("E", bound=jinja2.Environment)
 

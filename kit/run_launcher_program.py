@@ -21,9 +21,9 @@ from kit.images import check_against_lock, image_lock
 from kit.images.progress import Report
 from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime
-from kit.spec.mount import Mount
-from kit.spec.resources_slurm_container import ContainerOptions
-from kit.spec.run_paths import CONTAINER_RUN
+from kit.schema.mount import Mount
+from kit.schema.resources_slurm_container import ContainerOptions
+from kit.schema.run_paths import CONTAINER_RUN
 
 _LAUNCHERS = "/kit/launchers"
 

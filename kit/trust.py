@@ -21,8 +21,9 @@ from pathlib import Path
 
 import platformdirs
 
-from kit import data_folders, untrusted_files
+from kit import data_folders
 from kit.errors import ToolError
+from kit.files import untrusted_files
 
 # No ssh configuration is larger; of a program that it names, the digest is made of this much at most.
 _MOST_BYTES, _MOST_PROGRAM_BYTES = 1 << 20, 64 << 20

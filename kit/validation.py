@@ -11,8 +11,8 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from kit.errors import ConfigError, Fault, nearest
-from kit.spec.declared_keys import Declared, Location, locate, names_at, tables_with
-from kit.spec.wrong_value_messages import Invalid, shown
+from kit.schema.declared_keys import Declared, Location, locate, names_at, tables_with
+from kit.schema.wrong_value_messages import Invalid, shown
 
 COMMAND_LINE = "--set"
 

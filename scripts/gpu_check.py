@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.runs import metrics
+from kit.record import metrics
 
 LAUNCHERS = Path(__file__).resolve().parents[1] / "launchers"
 NOTHING_TO_RUN_ON = 69  # EX_UNAVAILABLE of sysexits.h

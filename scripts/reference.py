@@ -20,18 +20,20 @@ from typing import Any
 import typer
 from typer.cli import get_docs_for_click
 
-from kit import __version__, errors
+from kit import errors
 from kit.cli import GROUPS, app
-from kit.health import batch_log_rules, framework_rules, pending_reasons, program_rules, progress, stall_cause_rules
+from kit.health import progress
 from kit.health.answer import Rule
+from kit.health.rules import batch_log_rules, framework_rules, pending_reasons, program_rules, stall_cause_rules
 from kit.planning import command_size
-from kit.runs import workspace
+from kit.schema import models, rank_variables, run_events
+from kit.schema.job import MOST_BYTES_OF_A_STRING
+from kit.schema.run_exit_codes import RunExitCode
+from kit.schema.schema_base import Model
+from kit.schema.sweep import MOST_COMBINATIONS, Random, Search
 from kit.snapshots import chosen_files, scan
-from kit.spec import models, rank_variables, run_events
-from kit.spec.job import MOST_BYTES_OF_A_STRING
-from kit.spec.run_exit_codes import RunExitCode
-from kit.spec.schema_base import Model
-from kit.spec.sweep import MOST_COMBINATIONS, Random, Search
+from kit.submit import workspace
+from kit.version import __version__
 
 REPO = Path(__file__).parents[1]
 sys.path.insert(0, str(REPO))

@@ -17,7 +17,7 @@ check_version() {
     [[ -z "$(git status --porcelain)" ]] || die "the checkout has changes that are not committed"
     grep -qE "^## \[${version//./\\.}\] - [0-9]{4}-[0-9]{2}-[0-9]{2}$" CHANGELOG.md \
         || die "CHANGELOG.md has no heading '## [${version}] - YYYY-MM-DD': give [Unreleased] that name, and a new one above"
-    ! git rev-parse --quiet --verify "refs/tags/v${version}" >/dev/null || die "tag v${version} exists: raise the version in kit/__init__.py"
+    ! git rev-parse --quiet --verify "refs/tags/v${version}" >/dev/null || die "tag v${version} exists: raise the version in kit/version.py"
 }
 
 # try ARCHIVE VERSION: installs it and runs a user's first commands, outside the checkout.
@@ -42,7 +42,7 @@ try() {
 
 main() {
     local version
-    version="$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' kit/__init__.py)"
+    version="$(sed -n 's/^__version__ = "\(.*\)"$/\1/p' kit/version.py)"
     [[ -n "${KIT_RELEASE_REHEARSAL:-}" ]] || check_version "${version}"
     work="$(mktemp --directory)"
     trap 'rm -rf -- "${work}"' EXIT

@@ -6,9 +6,9 @@ import json
 import sys
 from pathlib import Path
 
-from kit.runs.manifest import read
-from kit.spec.run_paths import RunPaths
-from kit.spec.world_size_text import PLAIN
+from kit.record.manifest import read
+from kit.schema.run_paths import RunPaths
+from kit.schema.world_size_text import PLAIN
 
 # The accuracy that a small ConvNet reaches on the digits within a dozen epochs, with a margin.
 WANTED_ACCURACY = 0.95

@@ -26,9 +26,10 @@ import pip
 import platformdirs
 import typer
 
-from kit import __version__, data_folders, shell
+from kit import data_folders, shell
 from kit.errors import KitError, ToolError
-from kit.images import host_apt_sources
+from kit.images.build import host_apt_sources
+from kit.version import __version__
 from tests.support import REPO
 
 SUITES = ("trixie", "sid")

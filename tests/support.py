@@ -7,7 +7,7 @@ from pathlib import Path
 from kit import config, render
 from kit.planning.plan import Plan, plan
 from kit.planning.plan_inputs import Site
-from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
+from kit.schema.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
 
 SHA = "c0ffee" + "0" * 58
 REPO = Path(__file__).parent.parent

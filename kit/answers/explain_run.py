@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from kit.health.answer import Answer, Evidence, Verdict
-from kit.runs.status import Status
+from kit.hosts.status import Status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ def explain(one: Status) -> Answer:
     """The answer of the rules for a run with a known status. For a waiting job, Slurm is asked once more."""
     from kit.health.run_record import Record
     from kit.health.why import explain as by_rules
-    from kit.runs import which_slurm
+    from kit.hosts import which_slurm
     from kit.slurm import client
 
     start = ""
@@ -57,9 +57,11 @@ def explanation(one: Status, *, say: Callable[[str], None] | None = None) -> Exp
 def looked(one: Status, answer: Answer, *, say: Callable[[str], None]) -> Answer:
     """The same, unless a running job has said nothing for a while: then its ranks are looked at, by one step as of `kit stacks`."""
     from kit.errors import KitError
-    from kit.health import silence, stall_rules
+    from kit.health import silence
+    from kit.health.rules import stall_rules
     from kit.health.run_record import Record
-    from kit.runs import stacks, which_slurm
+    from kit.hosts import which_slurm
+    from kit.sessions import stacks
 
     record = Record(status=one)
     if answer.rule != "running" or (quiet := silence.seconds(record)) is None:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit.runs import logs
-from kit.runs.logs import Wanted
+from kit.record import logs
+from kit.record.logs import Wanted
 
 
 @dataclass(frozen=True, kw_only=True)

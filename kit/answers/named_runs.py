@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kit import data_folders
-from kit.runs import find_runs, remote_clusters
+from kit.hosts import remote_clusters
+from kit.record import find_runs
 
 Say = Callable[[str], None]
 

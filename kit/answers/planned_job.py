@@ -9,14 +9,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import config, untrusted_files
+from kit import config
 from kit.config import Sources
 from kit.errors import PlanChangedError, RunError, UsageError
+from kit.files import untrusted_files
 from kit.planning.plan import Plan
-from kit.runs import prepare_run
-from kit.runs.manifest import IN_PYTHON
-from kit.runs.prepare_run import Prepared
-from kit.spec.job import Job
+from kit.record.manifest import IN_PYTHON
+from kit.schema.job import Job
+from kit.submit import prepare_run
+from kit.submit.prepare_run import Prepared
 
 
 @dataclass(frozen=True, kw_only=True)

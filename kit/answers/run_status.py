@@ -11,11 +11,12 @@ from typing import Any
 from kit.answers import named_runs
 from kit.answers.explain_run import first_line
 from kit.answers.named_runs import Say
-from kit.runs import find_runs, from_accounting, metrics, resumed_from, run_facts, which_slurm
-from kit.runs import status as of
-from kit.runs.metrics import Latest, Quorum
-from kit.runs.status import Queue, Status
-from kit.runs.unmade_points import POINTS
+from kit.hosts import from_accounting, which_slurm
+from kit.hosts import status as of
+from kit.hosts.status import Queue, Status
+from kit.record import find_runs, metrics, resumed_from, run_facts
+from kit.record.metrics import Latest, Quorum
+from kit.record.unmade_points import POINTS
 from kit.slurm.client import JobId
 
 
@@ -168,7 +169,7 @@ def _partner(one: Status, *, queue: Queue, say: Say) -> PartnerRun | None:
     """The other half of a training over two clusters; None for any other run."""
     if (name := one.facts.partner) is None:
         return None
-    from kit.runs import pair_relay
+    from kit.hosts import pair_relay
 
     named_runs.folders(None, name, say=say)
     run_dir = pair_relay.folder_of(name)

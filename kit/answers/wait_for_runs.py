@@ -14,14 +14,15 @@ from pathlib import Path
 from typing import Literal
 
 from kit.errors import StillRunningError
-from kit.runs import from_accounting, how_ended, remote_clusters, run_facts
-from kit.runs import status as of
-from kit.runs.from_accounting import Ask
-from kit.runs.patient_queue import PatientQueue
-from kit.runs.run_facts import Facts
-from kit.runs.status import UNKNOWN, Queue, Status
+from kit.hosts import from_accounting, remote_clusters
+from kit.hosts import status as of
+from kit.hosts.from_accounting import Ask
+from kit.hosts.patient_queue import PatientQueue
+from kit.hosts.status import UNKNOWN, Queue, Status
+from kit.record import how_ended, run_facts
+from kit.record.run_facts import Facts
+from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.run_paths import RunPaths
 
 # Seconds between two looks at the records, which are files, and between two questions to Slurm: at most two a minute.
 LOOK_S, ASK_S = 1.0, 30.0

@@ -23,13 +23,15 @@ from kit.bisection.judge import Criterion, Ended, judge
 from kit.bisection.record import BisectionRecord, Trial
 from kit.bisection.state_run import Pair
 from kit.errors import ConfigError, EngineError, ImageError, JobRefusedError, RunError, SlurmError, UsageError
-from kit.runs import folder as run_folder
-from kit.runs import manifest, status, submit, which_slurm
-from kit.runs.status import Status
-from kit.runs.unmade_points import POINTS
-from kit.slurm import client
-from kit.spec.run_paths import RunPaths
-from kit.spec.schema_base import Model
+from kit.hosts import status, which_slurm
+from kit.hosts.status import Status
+from kit.record import manifest
+from kit.record.unmade_points import POINTS
+from kit.schema.run_paths import RunPaths
+from kit.schema.schema_base import Model
+from kit.slurm import client, short_forms
+from kit.submit import folder as run_folder
+from kit.submit import submit
 
 # A killed `kit bisect` may have called sbatch just before; Slurm gets the job within this time.
 _SENDING_S = 10.0
@@ -243,7 +245,7 @@ def result(known: BisectionRecord) -> Result:
 
 def nodes_of(one: Status) -> tuple[str, ...]:
     """The nodes of a run's last start."""
-    return client.hostnames(one.nodes)
+    return short_forms.expand_nodes(one.nodes)
 
 
 def _require_up(one: Status) -> None:

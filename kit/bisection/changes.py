@@ -13,8 +13,8 @@ from typing import Any, Literal
 from pydantic import Field
 
 from kit.comparison import keys
-from kit.spec.schema_base import Model
-from kit.spec.set_by import SetBy
+from kit.schema.schema_base import Model
+from kit.schema.set_by import SetBy
 
 Kind = Literal["code", "keys", "image", "nodes"]
 KINDS: tuple[Kind, ...] = ("code", "keys", "image", "nodes")

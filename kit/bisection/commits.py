@@ -7,12 +7,13 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import git, untrusted_files
+from kit import git
 from kit.errors import RunError, ToolError
-from kit.runs.workspace import Left
+from kit.files import untrusted_files
 from kit.snapshots import scan, tree_listing
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import ListedFile, Listing
+from kit.submit.workspace import Left
 
 
 @dataclass(frozen=True, kw_only=True)

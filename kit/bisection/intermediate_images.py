@@ -11,8 +11,8 @@ from kit.config import load_model
 from kit.errors import ConfigError, ImageError, ToolError
 from kit.images import image_variant
 from kit.images.progress import Silent
-from kit.runs.recorded_inputs import Earlier
-from kit.spec.image import ImageLock, ImageSpec, PythonPackages
+from kit.schema.image import ImageLock, ImageSpec, PythonPackages
+from kit.submit.recorded_inputs import Earlier
 
 _PACKAGE = "pip:"
 

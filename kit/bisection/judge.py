@@ -12,12 +12,12 @@ from kit import shell
 from kit.bisection.search import Verdict
 from kit.errors import RunError, UsageError
 from kit.health.answer import ADMIN, AGAIN, NODE, NOTHING, WAIT
-from kit.runs import metrics
-from kit.spec.schema_base import Model
+from kit.record import metrics
+from kit.schema.schema_base import Model
 
 if TYPE_CHECKING:
     from kit.health.answer import Answer
-    from kit.runs.status import Status
+    from kit.hosts.status import Status
 
 # git-bisect(1), "Bisect run": 125 means untestable, 1 to 127 bad; any other code ends the bisection.
 _SKIP, _MOST_BAD = 125, 127

@@ -11,8 +11,9 @@ from kit.bisection.changes import Change
 from kit.bisection.judge import Criterion
 from kit.bisection.search import Verdict
 from kit.errors import RunError
-from kit.runs import atomic_write, manifest
-from kit.spec.schema_base import Model
+from kit.files import atomic_write
+from kit.record import manifest
+from kit.schema.schema_base import Model
 
 FOLDER = ".bisections"
 _FILE = "bisect.json"

@@ -7,20 +7,20 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from kit import untrusted_files
 from kit.bisection import changes, commits, intermediate_images
 from kit.bisection.changes import KINDS, Change, Kind
 from kit.bisection.commits import Workspaces
 from kit.errors import RunError
-from kit.runs import prepare_run, workspace
-from kit.runs.manifest import Git, Workspace
-from kit.runs.prepare_run import Prepared
-from kit.runs.recorded_inputs import Earlier
+from kit.files import untrusted_files
+from kit.record.manifest import Git, Workspace
+from kit.schema.image import ImageLock
+from kit.schema.run_paths import is_launchers
+from kit.schema.set_by import SetBy
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import Listing
-from kit.spec.image import ImageLock
-from kit.spec.run_paths import is_launchers
-from kit.spec.set_by import SetBy
+from kit.submit import prepare_run, workspace
+from kit.submit.prepare_run import Prepared
+from kit.submit.recorded_inputs import Earlier
 
 _TREE, _PROGRAMS = "tree:", "programs"
 

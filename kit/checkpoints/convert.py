@@ -10,8 +10,8 @@ from typing import Any, Literal
 from kit.errors import RunError, UsageError
 from kit.images.progress import Report
 from kit.run_launcher_program import NodeProgram, Shown
-from kit.spec.image import ImageLock
-from kit.spec.run_paths import RunPaths
+from kit.schema.image import ImageLock
+from kit.schema.run_paths import RunPaths
 
 Format = Literal["pytorch", "huggingface"]
 

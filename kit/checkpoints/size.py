@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit import untrusted_files
 from kit.errors import RunError
+from kit.files import untrusted_files
 from kit.model_size import CheckpointBytes, Optimizer, Parallelism, Precision, Shape, checkpoint_bytes, largest_share
 
 

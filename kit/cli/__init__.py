@@ -139,7 +139,7 @@ def wants_json() -> bool:
 def print_error(error: KitError) -> None:
     """Print an error: its message, a line for each fault, and a hint. With --json, one object on one line."""
     from kit.errors import ConfigError
-    from kit.safe_text import clean
+    from kit.files.safe_text import clean
 
     if wants_json():
         _print_as_json(error)

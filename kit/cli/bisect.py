@@ -12,7 +12,7 @@ import typer
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json
 from kit.cli.runs import RunsDir, folders
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.bisection.bisect import Bisection, Result
@@ -118,7 +118,7 @@ def _begun(ends: tuple[Ended, Ended], by: Criterion, over: list[Over] | None, *,
     from kit.bisection import bisect as bisecting
     from kit.bisection.changes import KINDS
     from kit.bisection.state_run import Pair
-    from kit.runs import recorded_inputs
+    from kit.submit import recorded_inputs
 
     good, bad = (end.status for end in ends)
     pair = Pair(
@@ -137,7 +137,8 @@ def _say(line: str) -> None:
 
 
 def _here(name: str, runs_dir: Path | None) -> Path:
-    from kit.runs import find_runs, remote_clusters
+    from kit.hosts import remote_clusters
+    from kit.record import find_runs
 
     run_dir = find_runs.find_one(name, folders(runs_dir, name))
     remote_clusters.require_here(run_dir, "'kit bisect'")
@@ -148,8 +149,8 @@ def _ended(run_dir: Path) -> Ended:
     from kit.answers.explain_run import explain
     from kit.bisection.judge import Ended
     from kit.cli.wait_and_follow import queue
-    from kit.runs import from_accounting, which_slurm
-    from kit.runs import status as of
+    from kit.hosts import from_accounting, which_slurm
+    from kit.hosts import status as of
 
     (one,) = from_accounting.add(of.of([run_dir], queue=queue()), ask=which_slurm.history(say=_say), every=True)
     return Ended(one, explain(one))

@@ -15,7 +15,7 @@ from kit.cli.image_options import OfCluster, Store, store_of
 from kit.cli.json_options import Json
 
 if TYPE_CHECKING:
-    from kit.images.repository_image import RepositoryOptions
+    from kit.images.build.repository_image import RepositoryOptions
 
 Locked = Annotated[
     bool, typer.Option("--locked", help="Fail and print the reason if the result is not the image that the lock names.")
@@ -81,9 +81,9 @@ def build_image(
 ) -> None:
     """Build an image, put it into the image store as a .sqsh file, and write its lock."""
     from kit import data_folders
-    from kit.images import build
+    from kit.images.build import build
+    from kit.images.build.repository_image import RepositoryOptions, prepare
     from kit.images.progress import Terminal
-    from kit.images.repository_image import RepositoryOptions, prepare
 
     _must_be_platform(platform)
     project = data_folders.project()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.forecast.answers import WhenAnswer
@@ -48,7 +48,7 @@ def _asked(job: Path, names: Sequence[str], *, overrides: list[str], containers:
     """The answers of all clusters for the job as written. They are asked in parallel, with a limit on the waiting time."""
     from kit.errors import KitError
     from kit.forecast import answers
-    from kit.runs import remote_clusters
+    from kit.hosts import remote_clusters
 
     found: dict[str, list[WhenAnswer]] = {}
     said: dict[str, str] = {}

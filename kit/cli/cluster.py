@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kit import untrusted_files
 from kit.cli.json_options import Json
+from kit.files import untrusted_files
 
 if TYPE_CHECKING:
     from kit.slurm.embedded import ClusterStatus, EmbeddedCluster
@@ -38,7 +38,7 @@ def login(
     """Open the ssh connection to a cluster and keep it open. ssh may ask for a password or a code on this terminal."""
     from kit import config, data_folders
     from kit.errors import UsageError
-    from kit.runs import remote_clusters
+    from kit.hosts import remote_clusters
 
     project = data_folders.project()
     found = remote_clusters.of(config.cluster_entry(name, project).name, project=project)
@@ -177,10 +177,10 @@ def detect(
 
     from kit import config, data_folders
     from kit.errors import UsageError
+    from kit.schema.cluster import Cluster
+    from kit.schema.schema_base import NAME
     from kit.slurm import client
     from kit.slurm.detect_cluster import detect as ask
-    from kit.spec.cluster import Cluster
-    from kit.spec.schema_base import NAME
 
     if not NAME.holds(name):
         raise UsageError(f"{name!r}: not a name: {NAME.how}", hint="kit cluster detect pod")

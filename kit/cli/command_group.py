@@ -82,7 +82,7 @@ app = typer.Typer(
 
 def _print_version(asked: bool) -> None:
     if asked:
-        from kit import __version__
+        from kit.version import __version__
 
         print(f"kit {__version__}")
         raise typer.Exit
@@ -125,7 +125,7 @@ def _is_near(given: str, name: str) -> bool:
 
 def _line_without(given: str, command: str | None, names: list[str]) -> str:
     """The command line for an option that is sbatch's or the program's: as a key by --set, or after --. Empty if it is neither."""
-    from kit.spec.sbatch_options import SAME_VALUE
+    from kit.schema.sbatch_options import SAME_VALUE
 
     words = sys.argv[1:]
     at = next((place for place, word in enumerate(words) if word.partition("=")[0] == given), None)

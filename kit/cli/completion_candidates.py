@@ -30,7 +30,7 @@ def _starting_so(names: Callable[[], Iterable[str]]) -> Names:
 def runs() -> Iterable[str]:
     """Ids of runs, the newest first."""
     from kit import data_folders
-    from kit.runs import find_runs
+    from kit.record import find_runs
 
     return [path.name for path, _ in reversed(find_runs.find_all(find_runs.folders(data_folders.project())))]
 
@@ -39,7 +39,7 @@ def runs() -> Iterable[str]:
 def sweeps() -> Iterable[str]:
     """Ids of sweeps, the newest first."""
     from kit import data_folders
-    from kit.runs import find_runs
+    from kit.record import find_runs
     from kit.sweeps import find
 
     return [path.name for path in reversed(find.find_all(find_runs.folders(data_folders.project())))]
@@ -77,7 +77,7 @@ def launchers() -> Iterable[str]:
 @_starting_so
 def job_keys() -> Iterable[str]:
     """Keys of a job file, such as `resources.nodes=`."""
-    from kit.spec.job import Job
+    from kit.schema.job import Job
 
     return [f"{key}=" for key in _keys(Job)]
 
@@ -97,6 +97,6 @@ def _keys(model: type[BaseModel]) -> Iterator[str]:
 @_starting_so
 def schemas() -> Iterable[str]:
     """Names of things that have a schema."""
-    from kit.spec import schemas
+    from kit.schema import schemas
 
     return [*schemas(), "all"]

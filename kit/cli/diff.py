@@ -9,7 +9,7 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.runs import RunsDir, find_dir
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.comparison.recorded_run import Recorded
@@ -51,8 +51,8 @@ def recorded(run_dir: Path) -> Recorded:
     from kit.cli.runs import warn
     from kit.cli.wait_and_follow import queue
     from kit.comparison.recorded_run import read
-    from kit.runs import from_accounting, which_slurm
-    from kit.runs import status as of
+    from kit.hosts import from_accounting, which_slurm
+    from kit.hosts import status as of
 
     (one,) = from_accounting.add(of.of([run_dir], queue=queue()), ask=which_slurm.history(say=warn), every=True)
     return read(one, explain(one))

@@ -69,8 +69,9 @@ def generate(
     set_: Overrides = None,
 ) -> None:
     """Write one sbatch file that contains a TorchTitan run: DDP, or torchft replica groups within or across nodes."""
-    from kit.runs import atomic_write, output_folders
-    from kit.runs.single_sbatch_file import Asked, single_file
+    from kit.files import atomic_write
+    from kit.submit import output_folders
+    from kit.submit.single_sbatch_file import Asked, single_file
 
     asked = Asked(
         config_file=config_file,

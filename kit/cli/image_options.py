@@ -10,7 +10,7 @@ import typer
 from kit.cli import completion_candidates
 
 if TYPE_CHECKING:
-    from kit.spec.cluster import Cluster
+    from kit.schema.cluster import Cluster
 
 Name = Annotated[
     str,
@@ -35,7 +35,7 @@ OfCluster = Annotated[
 def store_of(given: Path | None, cluster: str | None = None) -> Path:
     """The store that the option names, else the store of the named or default cluster, as in `kit submit`."""
     from kit import data_folders
-    from kit.runs import find_runs
+    from kit.record import find_runs
 
     if given:
         return given.absolute()
@@ -47,6 +47,6 @@ def store_of(given: Path | None, cluster: str | None = None) -> Path:
 def cluster_of(name: str | None) -> Cluster:
     """The rules of the named or default cluster."""
     from kit import config, data_folders
-    from kit.spec.cluster import Cluster
+    from kit.schema.cluster import Cluster
 
     return config.load_model(config.cluster_entry(name, data_folders.project()).path, Cluster)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def done(outcome: Outcome, store: Path | None, cluster: str | None, *, as_json: bool) -> None:
     """Send the image to a cluster over ssh, unless a store was named; print the result."""
     from kit import config, data_folders
-    from kit.runs import remote_clusters, remote_images
+    from kit.hosts import remote_clusters, remote_images
 
     remote = None
     if cluster and not store:

@@ -16,8 +16,8 @@ from kit.cli.image_options import Name, OfCluster, Store, cluster_of, store_of
 from kit.cli.json_options import Json
 
 if TYPE_CHECKING:
+    from kit.hosts.status import Status
     from kit.images.store_contents import Row
-    from kit.runs.status import Status
 
 
 class SbomForm(StrEnum):
@@ -233,9 +233,10 @@ def prune_images(
     The user's cache of registry layers is pruned, too: layers that no import has used for --older-than days are removed.
     """
     from kit import data_folders
-    from kit.images import layer_cache, store_contents
     from kit.images import store as image_store
-    from kit.runs import find_runs, hot_pages
+    from kit.images import store_contents
+    from kit.images.sources import layer_cache
+    from kit.record import find_runs, hot_pages
 
     place = store_of(store, cluster)
     image_store.prepare(place)
@@ -264,7 +265,8 @@ def _runs_by_digest() -> dict[str, list[Status]]:
     """Runs of this project by the digest (64 hex digits) of their image."""
     from kit import data_folders
     from kit.cli.wait_and_follow import queue
-    from kit.runs import find_runs, status
+    from kit.hosts import status
+    from kit.record import find_runs
 
     table: dict[str, list[Status]] = {}
     for run in status.of_facts(find_runs.find_all(find_runs.folders(data_folders.project())), queue=queue()):

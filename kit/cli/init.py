@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from kit import untrusted_files
 from kit.cli import completion_candidates
 from kit.cli.job_options import ClusterName
+from kit.files import untrusted_files
 
 if TYPE_CHECKING:
     from kit.workflow.first_job import FirstJob
@@ -174,7 +174,7 @@ def _asked_script(found: Path | None) -> Path | None:
 def _write_if_planned(path: Path, text: str, cluster: str | None) -> None:
     """Write the job file if it can be planned, except for an image that is not built. Else an existing file stays unchanged."""
     from kit.errors import ConfigError, NotBuiltError
-    from kit.runs.prepare_run import prepare
+    from kit.submit.prepare_run import prepare
 
     before = untrusted_files.read_text(path) if path.exists() else None
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -70,7 +70,7 @@ def logs(
 ) -> None:
     """Print the logs of a run. Each line begins with its source. Control characters are escaped and colours are removed."""
     from kit.cli.wait_and_follow import follow_halves, follow_run, show, widen_pipe
-    from kit.runs import logs as reading
+    from kit.record import logs as reading
 
     halves = _with_role(_halves(find_dir(run, runs_dir), cluster), role)
     for one in rank or ():
@@ -107,7 +107,8 @@ def _halves(run_dir: Path, cluster: str | None) -> list[tuple[str, Path]]:
     UsageError for a cluster on which there is no half.
     """
     from kit.errors import UsageError
-    from kit.runs import pair_relay, remote_clusters, run_facts
+    from kit.hosts import pair_relay, remote_clusters
+    from kit.record import run_facts
 
     facts = run_facts.read(run_dir)
     if facts.partner is None:
@@ -135,7 +136,7 @@ def _halves(run_dir: Path, cluster: str | None) -> list[tuple[str, Path]]:
 def _with_role(halves: list[tuple[str, Path]], role: str | None) -> list[tuple[str, Path]]:
     """The halves that have this role; UsageError if there is none."""
     from kit.errors import UsageError
-    from kit.runs import logs as reading
+    from kit.record import logs as reading
 
     found, problems = [], []
     for half in halves:
@@ -180,8 +181,8 @@ def tmux(
 ) -> None:
     """Open a tmux session for a run, with a shell and a pane of logs for each role. A second call returns to the session."""
     from kit import data_folders
-    from kit.runs import find_runs
-    from kit.runs import tmux as sessions
+    from kit.record import find_runs
+    from kit.sessions import tmux as sessions
 
     run_dir = find_runs.find_one(run, folders(runs_dir))
     session = sessions.session_of(run_dir)

@@ -15,7 +15,7 @@ from kit.cli.json_options import Json
 
 if TYPE_CHECKING:
     from kit.health.failing_nodes import NodeRecord
-    from kit.runs.avoided_nodes import Avoided
+    from kit.hosts.avoided_nodes import Avoided
 
 
 def nodes(
@@ -33,8 +33,9 @@ def nodes(
     from kit import config, data_folders
     from kit.errors import UsageError
     from kit.health import failing_nodes as nodes_of
-    from kit.runs import avoided_nodes, find_runs, remote_clusters
-    from kit.spec.cluster import Cluster
+    from kit.hosts import avoided_nodes, remote_clusters
+    from kit.record import find_runs
+    from kit.schema.cluster import Cluster
 
     project = data_folders.project()
     entry = config.cluster_entry(cluster, project)
@@ -80,8 +81,8 @@ def _records(folder: Path) -> list[NodeRecord]:
     """The node records from the runs of one day, with one request to Slurm."""
     from kit.cli.wait_and_follow import queue
     from kit.health import failing_nodes as nodes_of
-    from kit.runs import find_runs
-    from kit.runs import status as of
+    from kit.hosts import status as of
+    from kit.record import find_runs
 
     now = time.time()
     recent = [(path, facts) for path, facts in find_runs.find_all([folder]) if now - _touched(path) < nodes_of.DAY_S]
@@ -90,7 +91,7 @@ def _records(folder: Path) -> list[NodeRecord]:
 
 def _touched(run_dir: Path) -> float:
     """The time when the run's record was last written; 0 if there is none."""
-    from kit.spec.run_paths import RunPaths
+    from kit.schema.run_paths import RunPaths
 
     try:
         return RunPaths(run_dir).events.stat().st_mtime
@@ -112,7 +113,7 @@ def _recorded(one: Avoided) -> str:
 
 def _show(avoided: list[Avoided], suspected: list[NodeRecord], records: list[NodeRecord]) -> None:
     from kit.cli.print_table import Column, show
-    from kit.safe_text import clean
+    from kit.files.safe_text import clean
 
     rows: list[tuple[object, ...]] = [(one.node, f"{one.since:%Y-%m-%d %H:%M}", _recorded(one)) for one in avoided]
     rows += [(one.node, "", _reason(one, records)) for one in suspected]

@@ -81,7 +81,7 @@ def _agreed(question: str, *, yes: bool) -> bool:
 
 
 def _build(name: str, store: Path, place: JobPlace) -> None:
-    from kit.images import build
+    from kit.images.build import build
     from kit.images.progress import Terminal
 
     print(f"kit: kit build-image {name}", file=sys.stderr)

@@ -13,8 +13,8 @@ import typer
 from kit.cli.runs import RunName, ThisRun
 
 if TYPE_CHECKING:
-    from kit.runs.node_steps import JobNode
-    from kit.runs.status import Status
+    from kit.hosts.status import Status
+    from kit.sessions.node_steps import JobNode
 
 Local = Annotated[
     int | None,
@@ -47,7 +47,7 @@ def port(
     local: Local = None,
 ) -> None:
     """Forward a port of this machine to a port of a running job's node, also over ssh, until Ctrl-C or the end of the job."""
-    from kit.runs import node_steps
+    from kit.sessions import node_steps
 
     text, _, name = port.partition(":")
     one, node = _node(run, name or None)
@@ -67,14 +67,15 @@ def code(run: RunName = None, node: Node = None, local: Local = None) -> None:
 
 def _node(run: str | None, name: str | None) -> tuple[Status, JobNode]:
     from kit.cli.runs import find
-    from kit.runs import node_steps
+    from kit.sessions import node_steps
 
     one = find(run)
     return one, node_steps.of(one, name)
 
 
 def _serve(tool: str, run: str | None, name: str | None, local: int | None, *, path: str) -> None:
-    from kit.runs import own_run, port_forward
+    from kit.record import own_run
+    from kit.sessions import port_forward
 
     one, node = _node(run, name)
     own_run.require(one.run_dir, to="start a server in it")
@@ -91,7 +92,7 @@ def _serve(tool: str, run: str | None, name: str | None, local: int | None, *, p
 def _forward(one: Status, node: JobNode, number: int, local: int, *, sure: bool, path: str) -> None:
     """Forward a port, with messages. sure: only this port of this machine may be used."""
     from kit.errors import UsageError
-    from kit.runs import port_forward
+    from kit.sessions import port_forward
 
     def active() -> bool:
         from kit.cli.runs import find

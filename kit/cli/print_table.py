@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 _GAP = "  "
 

@@ -13,7 +13,7 @@ from kit.cli.json_options import Json
 from kit.cli.runs import RunsDir
 
 if TYPE_CHECKING:
-    from kit.runs.prune import OldRun
+    from kit.archive.prune import OldRun
 
 
 class EndedState(StrEnum):
@@ -71,10 +71,11 @@ def prune_runs(
     A sweep is removed whole or not at all. Runs that a kept run names stay, and are listed with that reason.
     """
     from kit import data_folders
+    from kit.archive import prune
     from kit.cli.wait_and_follow import queue
     from kit.errors import RunError, UsageError
-    from kit.runs import find_runs, prune
-    from kit.runs import status as of
+    from kit.hosts import status as of
+    from kit.record import find_runs
 
     if older_than is None and larger_than is None and keep_last is None and not state:
         raise UsageError("kit prune-runs: no runs are chosen", hint="kit prune-runs --older-than 30 --keep-last 3")

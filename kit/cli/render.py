@@ -13,12 +13,12 @@ from kit.cli import choose_cluster
 from kit.cli.job_options import Base, ClusterChoice, Containers, JobFile, Overrides, Point
 from kit.cli.submit_messages import show_arguments, show_warnings
 from kit.errors import UsageError
-from kit.runs.atomic_write import write
+from kit.files.atomic_write import write
 
 if TYPE_CHECKING:
+    from kit.pair.two_clusters import TwoRuns
     from kit.planning.plan import Plan
-    from kit.runs.prepare_run import Prepared
-    from kit.runs.two_clusters import TwoRuns
+    from kit.submit.prepare_run import Prepared
     from kit.sweeps.one_job import Part
     from kit.workflow.stages import PreparedStage
 
@@ -65,7 +65,7 @@ def part_of(point: int | None, *, base: bool) -> Part | None:
 
 def _render_plain(asked: Asked, job: Path, output: Path | None, *, as_json: bool) -> None:
     from kit.planning.plain_file import plain_script
-    from kit.runs.prepare_run import Prepared
+    from kit.submit.prepare_run import Prepared
 
     if not isinstance(asked, Prepared):
         raise UsageError("--plain writes the file of one job, and this one has several", hint=f"kit render {job}")
@@ -123,7 +123,7 @@ def _pair(job: Path, cluster: str | None, *, overrides: list[str], containers: b
     names = [name.strip() for name in (cluster or "").split(",")]
     if len(names) < 2:
         return None
-    from kit.runs import two_clusters
+    from kit.pair import two_clusters
 
     if not two_clusters.asked_for(job, names, overrides):
         return None
@@ -132,7 +132,7 @@ def _pair(job: Path, cluster: str | None, *, overrides: list[str], containers: b
 
 def jobs_of(asked: Asked) -> list[Prepared]:
     """The jobs that a job file asks for."""
-    from kit.runs.prepare_run import Prepared
+    from kit.submit.prepare_run import Prepared
 
     if isinstance(asked, Prepared):
         return [asked]
@@ -141,7 +141,7 @@ def jobs_of(asked: Asked) -> list[Prepared]:
 
 def render_asked(asked: Asked, output: Path | None, *, as_json: bool) -> None:
     """Print what a submit would write and run, job by job; or write the files into a folder, one for each job."""
-    from kit.runs.prepare_run import Prepared
+    from kit.submit.prepare_run import Prepared
 
     if isinstance(asked, Prepared):
         facts: Any = _render_plan(asked.plan, output, as_json=as_json)
@@ -175,7 +175,7 @@ def render_plan(made: Plan, *, as_json: bool) -> None:
 
 def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str, Any]:
     """Print or write one plan; return its data for --json."""
-    from kit.runs import folder
+    from kit.submit import folder
 
     written = folder.write_files(made, output) if output is not None else []
     if as_json:

@@ -13,7 +13,7 @@ from kit.cli.json_options import ManifestJson
 from kit.cli.runs import ThisRun
 
 if TYPE_CHECKING:
-    from kit.runs.prepare_run import Prepared
+    from kit.submit.prepare_run import Prepared
 
 
 Cluster = Annotated[
@@ -103,8 +103,9 @@ def _prepared(run: str, cluster: str | None, overrides: list[str], *, from_step:
     """The run that would be submitted. Prints what differs from the earlier one."""
     from kit.cli.runs import folders
     from kit.cli.submit_messages import show_arguments, show_warnings
-    from kit.runs import find_runs, remote_clusters
-    from kit.runs.rerun import differences, prepare
+    from kit.hosts import remote_clusters
+    from kit.record import find_runs
+    from kit.submit.rerun import differences, prepare
 
     run_dir = find_runs.find_one(run, folders(None, run))
     if from_step is not None:

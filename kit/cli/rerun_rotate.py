@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.health.rotate_ranks import Rotated, Rotation
@@ -20,7 +20,8 @@ def rotate(run: str, *, from_step: int | None, overrides: list[str], avoid: bool
     from kit.cli.runs import folders
     from kit.cli.submit_messages import show_warnings
     from kit.health import rotate_ranks
-    from kit.runs import find_runs, remote_clusters
+    from kit.hosts import remote_clusters
+    from kit.record import find_runs
 
     run_dir = find_runs.find_one(run, folders(None, run))
     remote_clusters.require_here(run_dir, "'kit rerun --rotate'")
@@ -73,7 +74,7 @@ def conclusion(done: Rotated) -> str:
 
 
 def _offer(made: Rotation, done: Rotated, *, avoid: bool, ask: bool) -> None:
-    from kit.runs import avoided_nodes
+    from kit.hosts import avoided_nodes
 
     node = done.found.node
     if node is None:

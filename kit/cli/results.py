@@ -10,12 +10,12 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from kit.sweeps.results import Results
+    from kit.sweeps.results.results import Results
 
 # This many points with a better figure are named.
 _SHOWN = 8
@@ -86,10 +86,12 @@ def results(
     """Show the metrics of a sweep's points in one table, the best point first."""
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
-    from kit.runs import garbage, remote_clusters
-    from kit.sweeps import find, result_files
-    from kit.sweeps import plot as drawing
-    from kit.sweeps.results import gather
+    from kit.hosts import remote_clusters
+    from kit.record import garbage
+    from kit.sweeps import find
+    from kit.sweeps.results import plot as drawing
+    from kit.sweeps.results import result_files
+    from kit.sweeps.results.results import gather
 
     folder = find.find_one(sweep, folders(runs_dir))
     remote_clusters.fetch_sweep(folder)
@@ -109,7 +111,7 @@ def results(
 
 def _print(found: Results) -> None:
     from kit.cli.print_table import Column, show
-    from kit.sweeps.key_names import short_names, shown
+    from kit.sweeps.points.key_names import short_names, shown
 
     short = short_names(found.keys)
     named = any(row.name for row in found.rows)
@@ -140,7 +142,7 @@ def _print(found: Results) -> None:
 
 def _beside(found: Results) -> Iterator[str]:
     """What the reader of the best point has to know: points with a better figure that are not done, and points without one."""
-    from kit.sweeps.key_names import shown
+    from kit.sweeps.points.key_names import shown
 
     if found.sources:
         named = "; ".join(f"{clean(name)} ({count} points)" for name, count in [*found.sources.items()][:_SHOWN])

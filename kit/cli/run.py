@@ -14,7 +14,7 @@ from kit.cli.job_options import ClusterName, Containers, Overrides, Yes
 
 if TYPE_CHECKING:
     from kit.config import Table
-    from kit.runs.prepare_run import Prepared
+    from kit.submit.prepare_run import Prepared
     from kit.workflow.what_is_missing import JobPlace
 
 Program = Annotated[Path, typer.Argument(metavar="SCRIPT", help="Your program.", show_default=False)]
@@ -70,7 +70,7 @@ def run(
     from kit.cli import offers
     from kit.cli.submit import submit_asked
     from kit.cli.wait_and_follow import follow_run
-    from kit.runs.manifest import BY_KIT_RUN
+    from kit.record.manifest import BY_KIT_RUN
     from kit.workflow import first_job
     from kit.workflow.what_is_missing import JobPlace
 
@@ -111,7 +111,7 @@ def _planned(job: Table, file: Path, cluster: str | None, overrides: list[str], 
     """Plan the table, as a submit plans a file, and print the warnings."""
     from kit import config
     from kit.cli.submit_messages import show_warnings
-    from kit.runs.prepare_run import prepare_sources
+    from kit.submit.prepare_run import prepare_sources
 
     made = prepare_sources(config.job_of(job, file, cluster=cluster, overrides=overrides), containers=containers)
     show_warnings([made])
@@ -136,8 +136,8 @@ def _require_all(job: Table, place: JobPlace, *, containers: bool) -> None:
 
 def _saved(save: Path, folder: Path, job: dict[str, Any], place: JobPlace, *, containers: bool) -> Path:
     """Write the job file, which must be in the program's folder, since paths in it are relative to it. Return its path."""
-    from kit import untrusted_files
     from kit.errors import UsageError
+    from kit.files import untrusted_files
     from kit.workflow import first_job
 
     path = save / "job.toml" if save.is_dir() else save

@@ -14,11 +14,11 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json, ManifestJson
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.answers.run_status import PartnerRun
-    from kit.runs.status import Status
+    from kit.hosts.status import Status
 
 RunName = Annotated[
     str | None,
@@ -82,7 +82,7 @@ def _rows(found: Sequence[Status]) -> list[tuple[object, ...]]:
 
 
 def _row(one: Status) -> tuple[object, ...]:
-    from kit.spec.world_size_text import world_size
+    from kit.schema.world_size_text import world_size
 
     made = one.facts
     world = world_size(made.world_sizes)
@@ -94,8 +94,8 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False)
     """Show one run: state, nodes, exit code, image, run folder, last reported step, and last quorum of replica groups."""
     from kit.answers import run_status
     from kit.cli.wait_and_follow import queue_for_display
-    from kit.runs import run_facts
-    from kit.spec.world_size_text import sizes_text
+    from kit.record import run_facts
+    from kit.schema.world_size_text import sizes_text
 
     asked = queue_for_display()
     one = run_status.status_of(find_dir(run, runs_dir), queue=asked, say=warn)
@@ -122,7 +122,7 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False)
 def _partner(one: Status, found: PartnerRun | None) -> str | None:
     if found is None:
         return None
-    from kit.runs import pair_relay
+    from kit.hosts import pair_relay
 
     if found.cluster is None:
         return (
@@ -169,9 +169,9 @@ def resume(
     For a training over two clusters whose jobs have not ended, start the relay again if it is down.
     """
     from kit.cli.wait_and_follow import queue, wait_run
-    from kit.runs import which_slurm
-    from kit.runs.resume import restart_relay
-    from kit.runs.resume import resume as submit_again
+    from kit.hosts import which_slurm
+    from kit.submit.resume import restart_relay
+    from kit.submit.resume import resume as submit_again
 
     one = find(run)
     if first := restart_relay(one, queue=queue(), env=which_slurm.env_of):
@@ -188,7 +188,7 @@ def resume(
 def find(name: str | None) -> Status:
     """The status of a run, by any of its names."""
     from kit.cli.wait_and_follow import queue
-    from kit.runs import status as of
+    from kit.hosts import status as of
 
     (one,) = of.of([find_dir(name, None)], queue=queue())
     return one

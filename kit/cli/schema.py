@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from kit import untrusted_files
 from kit.cli import completion_candidates
+from kit.files import untrusted_files
 
 
 def schema(
@@ -27,7 +27,7 @@ def schema(
 ) -> None:
     """Print the JSON Schema of a TOML file (editors check files with it), of `kit diff --json`, or of metrics.jsonl."""
     from kit.errors import UsageError, did_you_mean
-    from kit.spec import schemas
+    from kit.schema import schemas
 
     known = schemas()
     wanted = list(known) if noun == "all" else [noun]

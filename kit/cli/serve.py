@@ -31,8 +31,8 @@ def serve(
 ) -> None:
     """Serve live pages of all runs to a browser on this machine. The URL contains the token that access needs."""
     from kit.errors import ToolError, UsageError
+    from kit.hosts import which_slurm
     from kit.reports import vega_library
-    from kit.runs import which_slurm
 
     if port and path:
         raise UsageError("--port and --socket cannot be used together", hint="leave one out")

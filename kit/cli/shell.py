@@ -35,8 +35,9 @@ def shell(
     from kit.cli import runs
     from kit.cli.submit_messages import show_arguments
     from kit.config.program_arguments import with_keys
-    from kit.runs import interactive, remote_clusters, which_slurm
-    from kit.runs.prepare_run import prepare
+    from kit.hosts import remote_clusters, which_slurm
+    from kit.submit import interactive
+    from kit.submit.prepare_run import prepare
 
     if attach is not None:
         one = runs.find(attach)

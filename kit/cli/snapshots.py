@@ -17,7 +17,8 @@ def prune_snapshots(
 ) -> None:
     """Remove workspace snapshots that no run refers to. Snapshots of the last day are kept."""
     from kit import data_folders
-    from kit.runs import find_runs, workspace
+    from kit.record import find_runs
+    from kit.submit import workspace
 
     gone = {}
     for runs in find_runs.folders(data_folders.project()):

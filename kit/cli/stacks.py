@@ -27,10 +27,11 @@ def stacks(
     With more than 8 ranks, those with the same stack are one group, and the smallest group is last.
     """
     from kit.cli.wait_and_follow import queue
-    from kit.runs import find_runs, which_slurm
-    from kit.runs import stacks as of_ranks
-    from kit.runs import status as of
-    from kit.safe_text import clean
+    from kit.files.safe_text import clean
+    from kit.hosts import status as of
+    from kit.hosts import which_slurm
+    from kit.record import find_runs
+    from kit.sessions import stacks as of_ranks
 
     run_dir = find_runs.find_one(run, folders(runs_dir, run))
     (one,) = of.of([run_dir], queue=queue())
@@ -47,9 +48,9 @@ def stacks(
 
 
 def _show_groups(found: Mapping[str, str], name: str) -> None:
+    from kit.files.safe_text import clean
     from kit.health import stack_groups
-    from kit.safe_text import clean
-    from kit.sweeps.key_names import ranges
+    from kit.sweeps.points.key_names import ranges
 
     groups = stack_groups.group_ranks(found)
     left_out = groups[1 : 1 - _MOST_GROUPS] if len(groups) > _MOST_GROUPS else []

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from kit.cli.render import Asked
     from kit.forecast.answers import WhenAnswer
     from kit.forecast.submit_forecast import Outlook
-    from kit.runs.manifest import Manifest
-    from kit.runs.prepare_run import Prepared
-    from kit.runs.two_clusters import TwoRuns
+    from kit.pair.two_clusters import TwoRuns
+    from kit.record.manifest import Manifest
     from kit.slurm.client import ExpectedStart
+    from kit.submit.prepare_run import Prepared
     from kit.workflow.stages import PreparedStage
 
 
@@ -62,7 +62,7 @@ def submit(
     from kit.cli.wait_and_follow import follow_run, wait_run
     from kit.config.program_arguments import with_keys
     from kit.errors import UsageError
-    from kit.runs.prepare_run import Prepared
+    from kit.submit.prepare_run import Prepared
 
     if output and not dry_run:
         raise UsageError(
@@ -99,7 +99,7 @@ def submit(
 
 def submit_asked(asked: Asked, after: list[str], *, as_json: bool, say_how: bool) -> list[Path]:
     """Submit what a job file asks for. Returns the run folders."""
-    from kit.runs.prepare_run import Prepared
+    from kit.submit.prepare_run import Prepared
 
     show_advice(jobs_of(asked))
     if not isinstance(asked, Prepared | tuple):
@@ -112,7 +112,7 @@ def submit_asked(asked: Asked, after: list[str], *, as_json: bool, say_how: bool
 
 def _submit_pair(pair: TwoRuns, *, as_json: bool) -> list[Path]:
     """Submit both runs and print their folders, or their manifests."""
-    from kit.runs import two_clusters
+    from kit.pair import two_clusters
 
     made: dict[str, Manifest] = {}
 
@@ -137,7 +137,7 @@ def submit_run(
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
     from kit.forecast import answers
-    from kit.runs.submit import submit as send
+    from kit.submit.submit import submit as send
     from kit.workflow.dependencies import with_dependency
 
     if after:

@@ -7,15 +7,15 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.errors import Fault
     from kit.forecast.answers import WhenAnswer
     from kit.forecast.submit_forecast import Outlook
     from kit.planning.plan import Plan
-    from kit.runs.manifest import Manifest
-    from kit.runs.prepare_run import Prepared
+    from kit.record.manifest import Manifest
+    from kit.submit.prepare_run import Prepared
     from kit.sweeps.shared_plans import Kind
 
 
@@ -51,8 +51,8 @@ def show_advice(jobs: Iterable[Prepared]) -> None:
 
     Slurm is asked at most once for each job.
     """
-    from kit.runs import missing_mounts, shared_trust, watch_sight
     from kit.slurm import parallel_group_fit
+    from kit.submit import missing_mounts, shared_trust, watch_sight
 
     jobs = [*jobs]
     show_left_behind(jobs)
@@ -67,7 +67,7 @@ def show_advice(jobs: Iterable[Prepared]) -> None:
 
 def show_left_behind(jobs: Iterable[Prepared]) -> None:
     """Print once which variables of this shell look as if they were meant for the ranks, which do not get them."""
-    from kit.runs.variables_left_behind import left_behind
+    from kit.submit.variables_left_behind import left_behind
 
     _warn(one for job in jobs if (one := left_behind(job.resolved, os.environ)))
 
@@ -110,7 +110,7 @@ def after_an_interrupt(ready: Prepared) -> str:
 
 def announced(made: Manifest) -> str:
     """The line that a submit prints about its job."""
-    from kit.spec.world_size_text import world_text
+    from kit.schema.world_size_text import world_text
 
     where = f"runtime {made.runtime}" + (f", image {made.image_digest}" if made.image_digest else "")
     nodes = "1 node" if made.nodes == 1 else f"{made.nodes} nodes"

@@ -110,7 +110,7 @@ def wait_sweep(folder: Path) -> None:
     from kit.cli.wait_and_follow import goes_on, queue
     from kit.errors import RunFailed
     from kit.sweeps import wait
-    from kit.sweeps.key_names import ranges
+    from kit.sweeps.points.key_names import ranges
 
     seen: list[str] = []
 
@@ -153,7 +153,8 @@ def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path, env: Map
 def _folders(job_file: Path) -> list[Path]:
     from kit import data_folders
     from kit.cli.runs import warn
-    from kit.runs import find_runs, remote_clusters
+    from kit.hosts import remote_clusters
+    from kit.record import find_runs
 
     project = data_folders.project(job_file.resolve().parent)
     for problem in remote_clusters.refresh(project).values():
@@ -171,7 +172,7 @@ def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
     """The points to submit, again or for the first time. Points that are left out are reported."""
     from kit.cli.wait_and_follow import queue
     from kit.sweeps import find
-    from kit.sweeps.key_names import ranges
+    from kit.sweeps.points.key_names import ranges
 
     again = find.to_retry(find.states(made.at, into, queue=queue()))
     known = {point.index for point in into.points}
@@ -184,7 +185,7 @@ def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
 
 def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> None:
     from kit.cli.print_table import Column, show
-    from kit.sweeps.key_names import short_names
+    from kit.sweeps.points.key_names import short_names
 
     keys = list(dict.fromkeys(key for point in made.points for key in point.values))
     short = short_names(keys)
@@ -219,7 +220,7 @@ class _Rows(Collection[Sequence[object]]):
         return len(self._pairs)
 
     def __iter__(self) -> Iterator[Sequence[object]]:
-        from kit.sweeps.key_names import shown
+        from kit.sweeps.points.key_names import shown
 
         for point, kind in self._pairs:
             values = (shown(point.values[key]) if key in point.values else "" for key in self._keys)
@@ -230,7 +231,7 @@ class _Rows(Collection[Sequence[object]]):
 
 
 def _explain(made: PreparedSweep, arrays: tuple[Array, ...]) -> None:
-    from kit.sweeps.key_names import ranges
+    from kit.sweeps.points.key_names import ranges
 
     left_out = made.expansion.duplicates
     for point, first in left_out[:_SHOWN]:

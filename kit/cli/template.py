@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from kit import untrusted_files
+from kit.files import untrusted_files
 
 app = typer.Typer(help="Print or save the template of the batch script.", no_args_is_help=True, add_completion=False)
 

@@ -11,11 +11,11 @@ import typer
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json
 from kit.cli.runs import RunsDir, fetched
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.ledger.ledger import Ledger
-    from kit.spec.cluster import Price
+    from kit.schema.cluster import Price
 
 _BAR = 24
 

@@ -12,7 +12,7 @@ import typer
 
 from kit.cli.json_options import Json
 from kit.cli.runs import RunName, RunsDir, find_dir
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from kit.health.progress import Rank
-    from kit.runs.status import Status
+    from kit.hosts.status import Status
 
 _LOOK_S = 2.0
 _MOST_ON_SCREEN = 200
@@ -38,7 +38,7 @@ def top(
     If the program reports nothing, the steps come from the ranks' logs.
     """
     from kit.cli.wait_and_follow import queue
-    from kit.runs import status as of
+    from kit.hosts import status as of
 
     run_dir = find_dir(run, runs_dir)
     (one,) = of.of([run_dir], queue=queue())
@@ -52,7 +52,7 @@ def top(
 
 def _looked(one: Status) -> list[Rank]:
     from kit.health import progress
-    from kit.runs import run_facts
+    from kit.record import run_facts
 
     return progress.read(one.run_dir, one.job_id, since=progress.begun(run_facts.events(one.run_dir)))
 
@@ -130,8 +130,9 @@ def _live(run_dir: Path, one: Status) -> None:
     from rich.live import Live
 
     from kit.cli.wait_and_follow import queue
-    from kit.runs import remote_clusters, run_facts
-    from kit.runs import status as of
+    from kit.hosts import remote_clusters
+    from kit.hosts import status as of
+    from kit.record import run_facts
 
     with Live(_table(one), auto_refresh=False) as screen:
         while run_facts.read(run_dir).last_event not in {"end", "requeue"}:

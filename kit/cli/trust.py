@@ -52,7 +52,7 @@ def _brought() -> list[tuple[str, SshConfiguration]]:
     """The ssh configurations of the project's clusters that execute something, with the name of the cluster."""
     from kit import config, data_folders
     from kit import trust as trusted
-    from kit.spec.cluster import Cluster
+    from kit.schema.cluster import Cluster
 
     project = data_folders.project()
     found: list[tuple[str, SshConfiguration]] = []
@@ -65,7 +65,7 @@ def _brought() -> list[tuple[str, SshConfiguration]]:
 
 
 def _show(cluster: str, one: SshConfiguration) -> None:
-    from kit.safe_text import clean
+    from kit.files.safe_text import clean
 
     said = "trusted" if one.is_trusted() else "not trusted"
     print(clean(f"cluster {cluster}: {one.path} ({said})"))

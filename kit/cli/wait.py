@@ -9,7 +9,7 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.runs import RunsDir, find_dir, warn
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.answers.wait_for_runs import RunEvent
@@ -41,7 +41,7 @@ def wait(
     """
     from kit.answers import wait_for_runs
     from kit.cli.wait_and_follow import goes_on, queue, require_success
-    from kit.runs import remote_clusters, which_slurm
+    from kit.hosts import remote_clusters, which_slurm
 
     run_dirs = [find_dir(name, runs_dir) for name in names]
     watch = wait_for_runs.RunsWatch(run_dirs, queue=queue(), history=which_slurm.history(say=warn), say=warn)

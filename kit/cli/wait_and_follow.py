@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kit.runs.logs import Wanted
-    from kit.runs.status import Queue, Status
+    from kit.hosts.status import Queue, Status
+    from kit.record.logs import Wanted
     from kit.slurm.client import JobId, QueuedJob
 
 
@@ -30,8 +30,8 @@ def widen_pipe() -> None:
 
 def wait_run(run_dir: Path) -> None:
     """Wait for a run; RunFailed with its own exit code if that is not 0."""
-    from kit.runs import remote_clusters
-    from kit.runs import status as of
+    from kit.hosts import remote_clusters
+    from kit.hosts import status as of
 
     seen: list[str] = []
 
@@ -56,9 +56,9 @@ def follow_run(
     prefix: str = "",
 ) -> None:
     """Print the logs until the run has ended; then, with `fail`, RunFailed if its code is not 0. prefix: of each source."""
-    from kit.runs import logs as reading
-    from kit.runs import remote_following
-    from kit.runs import status as of
+    from kit.hosts import remote_following
+    from kit.hosts import status as of
+    from kit.record import logs as reading
 
     ended = threading.Event()
     last: list[Status] = []
@@ -110,7 +110,7 @@ def follow_halves(halves: Sequence[tuple[str, Path]], wanted: Wanted, *, raw: bo
 
 def show(source: str, chunk: bytes, *, raw: bool = False, as_json: bool = False) -> None:
     """Print a chunk of a log: each line with its source, or as an object; raw: its bytes."""
-    from kit.runs import logs as reading
+    from kit.record import logs as reading
 
     if as_json:
         from kit.answers.log_lines import lines_of
@@ -134,7 +134,7 @@ def goes_on(name: str, *, noun: str = "run") -> Iterator[None]:
 
 def queue() -> Queue:
     """A function that asks Slurm once per cluster. A cluster that is not up has no jobs."""
-    from kit.runs import which_slurm
+    from kit.hosts import which_slurm
 
     return which_slurm.queue()
 
@@ -157,7 +157,7 @@ def queue_for_display() -> Queue:
 
 def _patient() -> Queue:
     """The same, but it waits until the connection to a cluster over ssh returns."""
-    from kit.runs import remote_following
+    from kit.hosts import remote_following
 
     return remote_following.patient(queue(), say=_say)
 

@@ -25,11 +25,12 @@ def watch(
 ) -> None:
     """Send run notices by mail, Slack, Teams, webhook or ntfy, as the job's notify table sets. Each event is sent once."""
     from kit.errors import UsageError
+    from kit.files.safe_text import clean
+    from kit.hosts import which_slurm
     from kit.notices import send
     from kit.notices.watch import Watcher, lately, whom
     from kit.notices.watch import watch as look
-    from kit.runs import find_runs, which_slurm
-    from kit.safe_text import clean
+    from kit.record import find_runs
 
     send.require_apprise()
     queue = which_slurm.queue()

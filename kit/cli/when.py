@@ -12,11 +12,11 @@ import typer
 from kit.cli import completion_candidates
 from kit.cli.job_options import Containers, JobFile, Overrides
 from kit.cli.json_options import Json
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.forecast.answers import WhenAnswer
-    from kit.spec.alternative_sizes import JobSize
+    from kit.schema.alternative_sizes import JobSize
 
 # Keys whose values are text, even if TOML would read a number.
 _WORDS = frozenset({"time", "qos", "partition"})
@@ -78,7 +78,7 @@ def _choice(text: str) -> JobSize:
     """`nodes=4,time=2:00:00` as a [[when]] table. ConfigError if it is not valid."""
     from kit import config
     from kit.config import parse_overrides
-    from kit.spec.alternative_sizes import JobSize
+    from kit.schema.alternative_sizes import JobSize
 
     given = {key: value for part in text.split(",") for key, value in parse_overrides([part]).items()}
     values = {key: str(value) if key in _WORDS else value for key, value in given.items()}

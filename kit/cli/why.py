@@ -8,7 +8,7 @@ import sys
 
 from kit.cli.json_options import Json
 from kit.cli.runs import RunName, RunsDir, find_dir
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 
 
 def why(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False) -> None:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Iterator
 
 from kit.comparison.compare import code_differs, reporter
-from kit.spec.comparison import Comparison, FileDifference, MetricsDifference, ValueDifference
+from kit.schema.comparison import Comparison, FileDifference, MetricsDifference, ValueDifference
 
 # Limits without --full: lines of one patch, files of one kind, packages of an image.
 _PATCH_LINES, _FILES, _PACKAGES = 60, 20, 40

@@ -6,7 +6,14 @@ from collections.abc import Iterable, Mapping
 
 from kit.comparison import images, keys, metric_divergence, recorded_run, text_diffs
 from kit.comparison.recorded_run import Recorded
-from kit.spec.comparison import CodeDifference, Comparison, FileDifference, MetricsDifference, Parting, ValueDifference
+from kit.schema.comparison import (
+    CodeDifference,
+    Comparison,
+    FileDifference,
+    MetricsDifference,
+    Parting,
+    ValueDifference,
+)
 
 
 def compare(a: Recorded, b: Recorded) -> Comparison:

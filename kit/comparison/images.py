@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from kit.images.difference import lines
-from kit.spec.comparison import ImageDifference
-from kit.spec.image import ImageConfig, ImageLock, Packages
+from kit.schema.comparison import ImageDifference
+from kit.schema.image import ImageConfig, ImageLock, Packages
 
 
 @dataclass(frozen=True, kw_only=True)

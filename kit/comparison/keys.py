@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kit.spec.comparison import KeyDifference
-from kit.spec.set_by import USERS, SetBy
+from kit.schema.comparison import KeyDifference
+from kit.schema.set_by import USERS, SetBy
 
 _ABSENT = object()
 # For keys that no layer set: a default, a value derived from other keys, or the drawn seed.

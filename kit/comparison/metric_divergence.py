@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from statistics import median
 from typing import Any, NamedTuple
 
-from kit.spec.comparison import MetricsDifference, Parting, ValueDifference
+from kit.schema.comparison import MetricsDifference, Parting, ValueDifference
 
-# Names of kit/spec/metrics.py that are not compared: rates depend on the machine's load, others identify a record.
+# Names of kit/schema/metrics.py that are not compared: rates depend on the machine's load, others identify a record.
 RATES = ("tokens_per_second", "images_per_second", "mfu")
 _NOT_COMPARED = frozenset({*RATES, "step", "restart", "replica", "rank", "seconds", "memory_bytes", "built_bytes"})
 # Records that repeat other records, or describe the program's start.

@@ -7,23 +7,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kit import config, untrusted_files
+from kit import config
 from kit.comparison import images
 from kit.comparison.metric_divergence import start_facts
 from kit.comparison.text_diffs import Files, of_contents, of_tree
 from kit.errors import KitError, RunError
-from kit.images import image_lock, installed_packages, sqshfile
-from kit.runs import metrics
-from kit.runs.manifest import Manifest
-from kit.runs.unmade_points import POINTS
-from kit.slurm import client
+from kit.files import untrusted_files
+from kit.images import image_lock
+from kit.images.squash import installed_packages, sqshfile
+from kit.record import metrics
+from kit.record.manifest import Manifest
+from kit.record.unmade_points import POINTS
+from kit.schema.comparison import ComparedRun
+from kit.schema.run_paths import RunPaths
+from kit.slurm import short_forms
 from kit.snapshots.store import FOLDER, Store
-from kit.spec.comparison import ComparedRun
-from kit.spec.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from kit.health.answer import Answer
-    from kit.runs.status import Status
+    from kit.hosts.status import Status
 
 # The kit's own files in a run folder; all other files are the run's output.
 _SCRIPTS = (
@@ -91,7 +93,7 @@ def read(status: Status, answer: Answer) -> Recorded:
         image=_image_name(made),
         image_held=_image(made, paths, unknown),
         scripts=_scripts(status.run_dir, made),
-        nodes=client.hostnames(status.nodes),
+        nodes=short_forms.expand_nodes(status.nodes),
         unknown=tuple(unknown),
     )
 

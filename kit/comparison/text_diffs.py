@@ -6,8 +6,8 @@ import difflib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from kit.schema.comparison import Change, FileDifference
 from kit.snapshots.tree_listing import Listing
-from kit.spec.comparison import Change, FileDifference
 
 # difflib's time grows with the square of the number of differing lines.
 MOST_BYTES = 1 << 20

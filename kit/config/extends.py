@@ -7,7 +7,7 @@ from pathlib import Path
 from kit.config.layers import Layer
 from kit.config.toml_file import load_toml, shown
 from kit.errors import ConfigError, Fault
-from kit.spec.wrong_value_messages import shown as shown_value
+from kit.schema.wrong_value_messages import shown as shown_value
 
 # The maximum number of files that extend each other.
 _MOST_ABOVE = 50

@@ -17,12 +17,12 @@ from kit.config.program_arguments import ProgramWords
 from kit.config.site_parts import SitePart, read_site_parts
 from kit.config.toml_file import Table, load_model, load_toml, shown
 from kit.errors import ConfigError, Fault, nearest
-from kit.spec.cluster import Cluster
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
-from kit.spec.mount import Mount
-from kit.spec.set_by import LayerKind, SetBy
-from kit.spec.wrong_value_messages import shown as shown_value
+from kit.schema.cluster import Cluster
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
+from kit.schema.mount import Mount
+from kit.schema.set_by import LayerKind, SetBy
+from kit.schema.wrong_value_messages import shown as shown_value
 from kit.validation import COMMAND_LINE, toml
 
 # The layers below the job's files: launcher, cluster, QOS row.

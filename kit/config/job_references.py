@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from kit import data_folders, untrusted_files
+from kit import data_folders
 from kit.config.toml_file import Table, load_model, reason, shown
 from kit.errors import ConfigError, Fault, did_you_mean, nearest
-from kit.spec.cluster import Cluster, QosRow
-from kit.spec.job import Job
-from kit.spec.mount import Mount, MountSet
-from kit.spec.wrong_value_messages import shown as shown_value
+from kit.files import untrusted_files
+from kit.schema.cluster import Cluster, QosRow
+from kit.schema.job import Job
+from kit.schema.mount import Mount, MountSet
+from kit.schema.wrong_value_messages import shown as shown_value
 from kit.validation import COMMAND_LINE, toml
 
 # data_folders.find in one project: kind, name, the file that asks, its key.

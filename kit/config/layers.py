@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from kit.config.toml_file import Table, check_values, too_deep
 from kit.errors import ConfigError, Fault
-from kit.spec.job import Job
-from kit.spec.set_by import LayerKind, SetBy
-from kit.spec.wrong_value_messages import shown as shown_value
+from kit.schema.job import Job
+from kit.schema.set_by import LayerKind, SetBy
+from kit.schema.wrong_value_messages import shown as shown_value
 from kit.validation import COMMAND_LINE, config_error, dotted
 
 Layer = tuple[Mapping[str, Any], str]

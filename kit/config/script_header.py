@@ -7,10 +7,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit import untrusted_files
 from kit.config.toml_file import Table, is_batch_text
 from kit.errors import ConfigError, Fault
-from kit.spec import own_batch_script, sbatch_lines, sbatch_sizes
+from kit.files import untrusted_files
+from kit.schema import own_batch_script, sbatch_lines, sbatch_sizes
 
 # Options whose value is a key of [slurm] as it is. The others of the header reach Slurm by the script's own lines.
 _SAME = ("account", "partition", "qos")

@@ -7,10 +7,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import own_folders, shell, untrusted_files
+from kit import shell
 from kit.config.toml_file import reason, shown
 from kit.errors import ConfigError, Fault, KitError, did_you_mean
-from kit.spec.cluster import Cluster
+from kit.files import own_folders, untrusted_files
+from kit.schema.cluster import Cluster
 
 # templates/lib/site_parts.sh says when each is called.
 PHASES = ("begun", "before_ranks", "before_attempt", "end")

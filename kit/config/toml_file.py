@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from kit import untrusted_files
 from kit.errors import ConfigError, Fault
+from kit.files import untrusted_files
 from kit.validation import config_error
 
 M = TypeVar("M", bound=BaseModel)

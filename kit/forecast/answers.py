@@ -14,12 +14,12 @@ from kit.forecast import size_and_place_choices, time_wording
 from kit.forecast.backfill import NodeRequest
 from kit.forecast.size_and_place_choices import JobRequest, Planned, can_plan, request_of
 from kit.forecast.starts import Queue, StartEstimate
+from kit.hosts import which_slurm
 from kit.planning.plan import Plan
-from kit.runs import which_slurm
-from kit.runs.prepare_run import Prepared
+from kit.schema.alternative_sizes import JobSize
 from kit.slurm import client, embedded, queue_snapshot
 from kit.slurm.queue_snapshot import UNLIMITED
-from kit.spec.alternative_sizes import JobSize
+from kit.submit.prepare_run import Prepared
 
 By = Literal["plan", "slurm"]
 

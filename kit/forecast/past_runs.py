@@ -16,14 +16,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from kit import untrusted_files
 from kit.errors import RunError
+from kit.files import untrusted_files
 from kit.forecast import gpt_program_options
 from kit.forecast.gpt_program_options import GptTraining
 from kit.planning.plan import Plan
-from kit.runs import manifest, metrics, run_facts
-from kit.runs.manifest import Manifest
-from kit.spec.run_paths import RunPaths, is_launchers
+from kit.record import manifest, metrics, run_facts
+from kit.record.manifest import Manifest
+from kit.schema.run_paths import RunPaths, is_launchers
 
 _MOST_RUNS = 8
 # Metrics larger than this are not read.

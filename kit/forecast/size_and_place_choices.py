@@ -19,10 +19,11 @@ from kit.config.program_arguments import SEPARATOR, with_keys
 from kit.errors import ConfigError, KitError, UsageError
 from kit.forecast.backfill import NodeRequest
 from kit.planning.plan import Plan
-from kit.runs import prepare_run
-from kit.runs.prepare_run import Prepared
-from kit.slurm.queue_snapshot import UNLIMITED, Amount, hosts
-from kit.spec.alternative_sizes import JobSize
+from kit.schema.alternative_sizes import JobSize
+from kit.slurm.queue_snapshot import UNLIMITED, Amount
+from kit.slurm.short_forms import expand_nodes
+from kit.submit import prepare_run
+from kit.submit.prepare_run import Prepared
 
 _KEYS = {"nodes": "resources.nodes", "time": "resources.time", "qos": "qos", "partition": "slurm.partition"}
 
@@ -185,7 +186,7 @@ def request_of(made: Plan) -> NodeRequest:
     """A plan's job as the scheduler sees it. Constraints that are not plain words are left out, since only Slurm can read them."""
     job, allocation = made.job, made.allocation
     slurm = job.slurm
-    avoided = {*made.decisions.site.avoid, *hosts(slurm.exclude or "")}
+    avoided = {*made.decisions.site.avoid, *expand_nodes(slurm.exclude or "")}
     limit = 60 * minutes(job.resources.time) if job.resources.time else 0
     return NodeRequest(
         nodes=made.decisions.every_node,
@@ -197,7 +198,7 @@ def request_of(made: Plan) -> NodeRequest:
         limit=limit or UNLIMITED,
         partitions=tuple(slurm.partition.split(",")) if slurm.partition else (),
         whole_nodes=slurm.exclusive,
-        only=frozenset(hosts(slurm.nodelist or "")),
+        only=frozenset(expand_nodes(slurm.nodelist or "")),
         never=frozenset(avoided),
         features=frozenset(
             {slurm.constraint} if slurm.constraint and slurm.constraint.replace("_", "").isalnum() else ()

@@ -11,8 +11,8 @@ from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.frameworks import launcher_program_options, own_options, program_parallelism, program_releases
 from kit.frameworks.base import Extra, Framework
-from kit.spec.job import Job
-from kit.spec.launcher import FrameworkName, Launcher
+from kit.schema.job import Job
+from kit.schema.launcher import FrameworkName, Launcher
 
 __all__ = ["Extra", "Framework", "get", "options_read", "prepare", "resources"]
 

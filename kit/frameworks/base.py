@@ -8,9 +8,9 @@ from typing import Protocol
 
 from kit.allocation import Allocation
 from kit.errors import Fault
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
-from kit.spec.roles import Role
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
+from kit.schema.roles import Role
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from kit.errors import Fault, nearest
 from kit.frameworks import deepspeed_batch_sizes
 from kit.frameworks.base import Extra, Framework
 from kit.frameworks.deepspeed_batch_sizes import MICRO, STEPS, TOTAL
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
-from kit.spec.wrong_value_messages import shown
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
+from kit.schema.wrong_value_messages import shown
 from kit.validation import toml
 
 FILE = "ds_config.json"

@@ -13,7 +13,7 @@ from typing import Any
 
 from kit.errors import Fault
 from kit.frameworks.nearest_multiple_or_divisor import multiple
-from kit.spec.wrong_value_messages import shown
+from kit.schema.wrong_value_messages import shown
 
 TOTAL, MICRO, STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
 # Options that split a model, in the programs of Megatron-DeepSpeed and in programs derived from them.

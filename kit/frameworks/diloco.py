@@ -12,10 +12,10 @@ from kit.allocation import Allocation
 from kit.errors import Fault
 from kit.frameworks.base import Extra, Framework
 from kit.frameworks.nearest_multiple_or_divisor import divisor, multiple
-from kit.spec.diloco import DiLoCo
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
-from kit.spec.roles import Ready, Role
+from kit.schema.diloco import DiLoCo
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
+from kit.schema.roles import Ready, Role
 
 PICTURE = "layout.txt"
 LIGHTHOUSE = "lighthouse"

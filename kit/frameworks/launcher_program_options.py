@@ -11,11 +11,11 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from kit import untrusted_files
 from kit.config import Resolved
 from kit.config.program_arguments import PLACE
 from kit.errors import ConfigError, Fault, nearest
-from kit.spec.run_paths import CONTAINER_RUN
+from kit.files import untrusted_files
+from kit.schema.run_paths import CONTAINER_RUN
 
 # The value of an option that a program's source gives as its default.
 Default = str | int | float

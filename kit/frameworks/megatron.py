@@ -11,10 +11,10 @@ from kit.allocation import Allocation
 from kit.errors import Fault
 from kit.frameworks import megatron_options, megatron_rules, program_releases
 from kit.frameworks.base import Extra, Framework
-from kit.spec.checkpoint_and_tracking import Checkpoint
-from kit.spec.checkpoint_and_tracking import MegatronArguments as Table
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
+from kit.schema.checkpoint_and_tracking import Checkpoint
+from kit.schema.checkpoint_and_tracking import MegatronArguments as Table
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
 
 # The path that the ranks see; plan() fills in the run folder.
 _CHECKPOINTS = "{run}/checkpoints"

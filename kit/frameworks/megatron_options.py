@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import Fault, nearest
-from kit.spec.wrong_value_messages import shown
+from kit.schema.wrong_value_messages import shown
 from kit.validation import toml
 
 FILE = Path(__file__).with_name("megatron-options.toml")

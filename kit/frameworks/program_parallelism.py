@@ -13,8 +13,8 @@ from pathlib import PurePosixPath
 from kit.allocation import Allocation
 from kit.errors import Fault
 from kit.frameworks.nearest_multiple_or_divisor import divisor, multiple
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
 
 
 def faults(job: Job, launcher: Launcher, allocation: Allocation) -> list[Fault]:

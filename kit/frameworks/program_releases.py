@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import Fault, nearest
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
-from kit.spec.role_programs import Releases
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
+from kit.schema.role_programs import Releases
 
 NAMED = "PROGRAM_RELEASE"
 # An unknown option counts as a misspelling of a known one from this similarity on (difflib's ratio, 0 to 1).

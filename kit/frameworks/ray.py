@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from kit.allocation import Allocation, kilobytes
 from kit.errors import Fault
 from kit.frameworks.base import Extra, Framework
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
-from kit.spec.roles import Ready, Role
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
+from kit.schema.roles import Ready, Role
 
 HEAD, WORKER = "ray-head", "ray-worker"
 # Ports of the head that others have to know; all the rest Ray chooses itself, so that two jobs may share a node.

@@ -19,13 +19,13 @@ from kit.frameworks import option_lists, program_releases
 from kit.frameworks.base import Extra, Framework
 from kit.frameworks.role_layout import derived, gpus_of, lookup, nodes_of, uneven
 from kit.frameworks.role_options import Options, all_options, holds, merged
-from kit.spec.checkpoint_and_tracking import Checkpoint
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
-from kit.spec.rl_and_sft import Rl, Servers, Sft
-from kit.spec.role_programs import Program, Programs
-from kit.spec.roles import Role, filled
-from kit.spec.wrong_value_messages import shown
+from kit.schema.checkpoint_and_tracking import Checkpoint
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
+from kit.schema.rl_and_sft import Rl, Servers, Sft
+from kit.schema.role_programs import Program, Programs
+from kit.schema.roles import Role, filled
+from kit.schema.wrong_value_messages import shown
 from kit.validation import toml
 
 FOLDER = "configs"

@@ -8,8 +8,8 @@ from typing import Any
 
 from kit.errors import Fault
 from kit.frameworks.nearest_multiple_or_divisor import divisor, multiple
-from kit.spec.rl_and_sft import Rl, Servers, Sft
-from kit.spec.role_programs import Programs
+from kit.schema.rl_and_sft import Rl, Servers, Sft
+from kit.schema.role_programs import Programs
 
 
 def lookup(tables: Mapping[str, Any], path: str) -> Any:

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from kit.frameworks.role_layout import lookup
-from kit.spec.rl_and_sft import Sft
-from kit.spec.role_programs import Programs
+from kit.schema.rl_and_sft import Sft
+from kit.schema.role_programs import Programs
 
 Options = dict[str, Any]
 

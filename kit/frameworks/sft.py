@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from kit.frameworks.base import Framework
 from kit.frameworks.rl import RoleTable
-from kit.spec.rl_and_sft import Sft
+from kit.schema.rl_and_sft import Sft
 
 framework: Framework = RoleTable(name="sft", empty=Sft)

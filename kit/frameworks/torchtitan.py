@@ -12,9 +12,9 @@ from kit.errors import Fault
 from kit.frameworks import diloco
 from kit.frameworks.base import Extra, Framework
 from kit.frameworks.nearest_multiple_or_divisor import multiple
-from kit.spec.diloco import DiLoCo
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
+from kit.schema.diloco import DiLoCo
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
 
 REPLICATE, SHARD = "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree"
 # Degrees that split one copy of the model over ranks.

@@ -12,11 +12,12 @@ from dataclasses import dataclass, replace
 from pathlib import PurePosixPath
 
 from kit.errors import RunError
-from kit.health import collectives, flight_records, framework_rules, program_rules
+from kit.health import collectives, flight_records
 from kit.health.answer import Answer, Evidence, Rule, filled
 from kit.health.log_endings import Ending, ending
+from kit.health.rules import framework_rules, program_rules
 from kit.health.run_record import MOST_RANKS, Failed, Log, Record
-from kit.spec.run_paths import CONTAINER_RUN, CONTAINER_WORKSPACE
+from kit.schema.run_paths import CONTAINER_RUN, CONTAINER_WORKSPACE
 
 _RULES = (*framework_rules.ALL, *program_rules.RULES)
 # 128 + SIGABRT, and 128 + SIGSEGV where faulthandler's report of the abort failed. C and C++ programs print these lines before they

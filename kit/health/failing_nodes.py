@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from kit.health.answer import ADMIN, AGAIN, NODE
 from kit.health.run_record import Record
 from kit.health.why import explain
-from kit.runs.run_facts import events
-from kit.runs.status import Status
+from kit.hosts.status import Status
+from kit.record.run_facts import events
 
 DAY_S = 24 * 3600.0
 # A node is a suspect after this many failed runs, if its share of failed runs is this many times that of the other nodes.

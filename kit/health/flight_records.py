@@ -13,10 +13,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import untrusted_files
+from kit.files import untrusted_files
 from kit.health import collectives
 from kit.health.collectives import Collective, Odd
-from kit.spec.run_paths import RunPaths
+from kit.schema.run_paths import RunPaths
 
 # With 2,000 entries, a dump has a megabyte; with the stack of each call, some more.
 _MOST_BYTES, _MOST_BYTES_READ = 64 << 20, 1 << 30

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from kit.runs import checkpoint_steps, metrics
+from kit.record import checkpoint_steps, metrics
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import untrusted_files
-from kit.runs import metrics
+from kit.files import untrusted_files
+from kit.record import metrics
 
 _FOLDER = "ranks"
 # A rank computes these in this order; any other numbers of the rank come after them.

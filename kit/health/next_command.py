@@ -9,12 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from kit import untrusted_files
 from kit.errors import RunError
+from kit.files import untrusted_files
 from kit.health.answer import Answer
 from kit.health.run_record import Record
-from kit.runs.manifest import BY_KIT_RUN, IN_PYTHON
-from kit.spec.run_paths import RunPaths
+from kit.record.manifest import BY_KIT_RUN, IN_PYTHON
+from kit.schema.run_paths import RunPaths
 from kit.validation import COMMAND_LINE, toml
 
 # A text that --set reads as itself, and no shell changes.

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import untrusted_files
+from kit.files import untrusted_files
+from kit.files.json_lines import is_usable_number
 from kit.health.answer import AGAIN, CODE, JOB, NODE, Rule
-from kit.json_lines import is_usable_number
-from kit.spec.run_paths import RunPaths
+from kit.schema.run_paths import RunPaths
 
 # Read this much from the end of each node's file; with 8 ranks, one line has 500 bytes.
 _TAIL_BYTES = 64 << 10

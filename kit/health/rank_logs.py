@@ -8,12 +8,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import untrusted_files
+from kit.files import untrusted_files
 from kit.health.run_record import MOST_RANKS
 from kit.observed import run_log
-from kit.runs import log_places
-from kit.spec.rank_log import rank_log
-from kit.spec.run_paths import RunPaths
+from kit.record import log_places
+from kit.schema.rank_log import rank_log
+from kit.schema.run_paths import RunPaths
 
 # rank.sh writes its first line at each start of a rank.
 _START = re.compile(rb"^\S+ (?P<host>\S+): (?:\S+: )?rank \d+ of \d+: node rank ", re.MULTILINE)

@@ -13,12 +13,14 @@ from kit.config import Table
 from kit.errors import RunError
 from kit.health import miscomputing_nodes
 from kit.health.miscomputing_nodes import Deviation, Placement
-from kit.runs import checkpoint_steps, metrics, rerun, status, submit, which_slurm
-from kit.runs import recorded_inputs as reading
-from kit.runs.prepare_run import Prepared
-from kit.runs.recorded_inputs import Earlier
-from kit.slurm import client
-from kit.spec.world_size_text import PLAIN
+from kit.hosts import status, which_slurm
+from kit.record import checkpoint_steps, metrics
+from kit.schema.world_size_text import PLAIN
+from kit.slurm import client, short_forms
+from kit.submit import recorded_inputs as reading
+from kit.submit import rerun, submit
+from kit.submit.prepare_run import Prepared
+from kit.submit.recorded_inputs import Earlier
 
 # Three, because with two different results nobody knows which one is right.
 TIMES = 3
@@ -115,7 +117,7 @@ def _orders(first: Earlier) -> tuple[tuple[str, ...], ...]:
     (one,) = status.of([first.run_dir], queue=which_slurm.queue())
     env = which_slurm.env_of(one.facts.cluster)
     # Spare nodes come after the nodes of the ranks.
-    mine = client.hostnames(one.nodes)[: first.job["resources"]["nodes"]]
+    mine = short_forms.expand_nodes(one.nodes)[: first.job["resources"]["nodes"]]
     if not mine:
         raise RunError(f"run {name}: its nodes are not known", hint=f"kit rerun {name}")
     there = client.nodes_in_service(env=env, partition=first.job.get("slurm", {}).get("partition"))

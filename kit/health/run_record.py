@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from kit import safe_text, untrusted_files
 from kit.errors import RunError
-from kit.runs import how_ended, log_places, resumed_from, run_facts
-from kit.runs.status import Status
-from kit.spec.run_paths import RunPaths
+from kit.files import safe_text, untrusted_files
+from kit.hosts.status import Status
+from kit.record import how_ended, log_places, resumed_from, run_facts
+from kit.schema.run_paths import RunPaths
 
 # Read this much from the end of each log; a traceback with its frames has some tens of KiB.
 _TAIL_BYTES = 256 << 10

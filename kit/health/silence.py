@@ -6,7 +6,7 @@ import time
 
 from kit.health import progress
 from kit.health.run_record import Record
-from kit.spec.run_paths import RunPaths
+from kit.schema.run_paths import RunPaths
 
 # Most programs print a line or move a progress bar more often.
 _SILENT_S = 60.0

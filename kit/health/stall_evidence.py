@@ -9,7 +9,7 @@ from functools import cached_property
 from itertools import islice
 from pathlib import Path, PurePosixPath
 
-from kit import untrusted_files
+from kit.files import untrusted_files
 from kit.health import collectives
 from kit.health.collectives import Collective
 

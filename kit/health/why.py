@@ -8,11 +8,12 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 
-from kit.health import batch_log_rules, blamed_rank, last_step, next_command, slurm_state_rules, stall_rules
+from kit.health import blamed_rank, last_step, next_command
 from kit.health.answer import AGAIN, CODE, JOB, LOGS, NOTHING, RANK_LOG, Answer, Evidence, Rule, filled
+from kit.health.rules import batch_log_rules, slurm_state_rules, stall_rules
 from kit.health.run_record import Log, Record, shown
-from kit.spec.run_exit_codes import RunExitCode
-from kit.spec.run_paths import RunPaths
+from kit.schema.run_exit_codes import RunExitCode
+from kit.schema.run_paths import RunPaths
 
 _FATAL = r"^\S+ \S+: error: (?P<what>.+)"
 _MOST_REPORTS = 64

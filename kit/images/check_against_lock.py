@@ -6,8 +6,9 @@ import shlex
 from pathlib import Path
 
 from kit.errors import LockError
-from kit.images import digests, sqshfile, store
-from kit.spec.image import ImageLock
+from kit.images import digests, store
+from kit.images.squash import sqshfile
+from kit.schema.image import ImageLock
 
 
 def check(lock: ImageLock, store_dir: Path, *, full: bool) -> Path:

@@ -11,8 +11,10 @@ from typing import IO
 
 from kit import shell
 from kit.errors import ImageError, LockError
-from kit.images import image_lock, installed_packages, read_pseudo_file, sqshfile, store
-from kit.spec.image import ImageConfig
+from kit.images import image_lock, store
+from kit.images.sources import read_pseudo_file
+from kit.images.squash import installed_packages, sqshfile
+from kit.schema.image import ImageConfig
 
 _CHUNK = 1 << 20
 

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import platformdirs
 
-from kit import untrusted_files
 from kit.errors import LockError
+from kit.files import untrusted_files
 from kit.images import store
 
 # A file that changed more recently could change again within one clock tick of the file system and keep its times.

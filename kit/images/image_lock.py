@@ -10,11 +10,11 @@ from pathlib import Path
 
 import tomli_w
 
-from kit import data_folders, untrusted_files
+from kit import data_folders
 from kit.config import load_model
 from kit.errors import ImageError
-from kit.images import temporary_names
-from kit.spec.image import ImageLock
+from kit.files import temporary_names, untrusted_files
+from kit.schema.image import ImageLock
 
 FILE = "image.lock"
 

@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from kit.images import build, first_image, image_lock, requirements_lock
+from kit.images import image_lock
+from kit.images.build import build, first_image, requirements_lock
 from kit.images.progress import Report
-from kit.spec.image import ImageLock, PythonPackages
+from kit.schema.image import ImageLock, PythonPackages
 
 _TOML = """\
 # {base} with other versions of some packages: written by kit bisect.

@@ -11,29 +11,28 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import ImageError, ToolError, UsageError
-from kit.images import (
-    build,
+from kit.images import image_lock, store
+from kit.images.build import build
+from kit.images.progress import Report
+from kit.images.sources import (
     compressed_tars,
     engine,
     engine_session,
     folder_tree,
-    image_lock,
     image_reference,
     layer_cache,
     layer_tree,
     oci,
     registry,
     registry_client,
-    sqshfile,
-    store,
     tree_edits,
     tree_stream,
 )
-from kit.images.layer_bytes import Blob
-from kit.images.progress import Report
-from kit.images.squash import Finished, Stream, Tree
+from kit.images.sources.layer_bytes import Blob
+from kit.images.squash import sqshfile
+from kit.images.squash.squash import Finished, Stream, Tree
 from kit.images.squash_and_lock import Content
-from kit.spec.image import ImageConfig
+from kit.schema.image import ImageConfig
 
 _CHUNK = 1 << 20
 

@@ -9,11 +9,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from kit.errors import UsageError
-from kit.images import cross_host_lock, image_lock, import_sources, squash, squash_and_lock, store
-from kit.images.build_context import RECIPE
+from kit.files import cross_host_lock
+from kit.images import image_lock, import_sources, squash_and_lock, store
+from kit.images.build.build_context import RECIPE
 from kit.images.progress import Report
-from kit.spec.image import Squash
-from kit.spec.schema_base import NAME
+from kit.images.squash import squash
+from kit.schema.image import Squash
+from kit.schema.schema_base import NAME
 
 
 @dataclass(frozen=True, kw_only=True)

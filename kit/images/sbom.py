@@ -14,7 +14,7 @@ from datetime import datetime
 from typing import Literal
 
 from kit.errors import ToolError
-from kit.spec.image import ImageLock
+from kit.schema.image import ImageLock
 
 Form = Literal["spdx", "cyclonedx"]
 

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import shell, untrusted_files
+from kit import shell
 from kit.config import load_model
 from kit.errors import ImageError, LockError, UsageError
+from kit.files import untrusted_files
 from kit.images import image_lock
-from kit.spec.image import ImageLock, ImageSpec
+from kit.schema.image import ImageLock, ImageSpec
 
 # ssh-keygen's namespace: a signature for another purpose, such as a commit, is not valid for an image.
 NAMESPACE = "slurm-kit-image"

@@ -9,21 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kit import __version__
 from kit.errors import ImageError, LockError
-from kit.images import (
-    check_against_lock,
-    difference,
-    enroot_layout,
-    image_lock,
-    installed_packages,
-    sqshfile,
-    squash,
-    store,
-)
+from kit.images import check_against_lock, difference, image_lock, store
 from kit.images.progress import Report
-from kit.images.squash import Finished, Stream, Tree
-from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Squash
+from kit.images.squash import enroot_layout, installed_packages, sqshfile, squash
+from kit.images.squash.squash import Finished, Stream, Tree
+from kit.schema.image import ImageConfig, ImageLock, LockedBase, LockedTools, Squash
+from kit.version import __version__
 
 _STALE = (
     "Python byte code in this image is checked against its source's time, which is 0 here: every rank compiles it again at "

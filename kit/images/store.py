@@ -18,11 +18,11 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from kit import own_folders, untrusted_files
 from kit.errors import ImageError
-from kit.images import block_list, cross_host_lock, temporary_names
-from kit.owning_process import Owner
-from kit.spec.image import ImageLock
+from kit.files import cross_host_lock, own_folders, temporary_names, untrusted_files
+from kit.files.owning_process import Owner
+from kit.images import block_list
+from kit.schema.image import ImageLock
 
 # Leftovers of a builder on another host can only be judged by their age.
 _FOREIGN_LEFTOVER_S = 24 * 3600.0

@@ -10,8 +10,9 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import data_folders, own_folders
+from kit import data_folders
 from kit.errors import ConfigError, ImageError
+from kit.files import own_folders
 from kit.images import block_list, image_lock, store, store_notes
 
 _FILE = re.compile(r"^([0-9a-f]{64})\.sqsh$")

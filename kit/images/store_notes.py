@@ -11,7 +11,7 @@ import stat
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import untrusted_files
+from kit.files import untrusted_files
 
 # PATH_MAX of Linux, in bytes.
 _LONGEST_PATH = 4096

@@ -6,7 +6,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from kit import own_folders
+from kit.files import own_folders
 from kit.images import store_notes
 
 _FOLDERS = ("sha256", "refs", "tmp", "locks")

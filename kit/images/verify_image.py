@@ -7,9 +7,11 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.errors import LockError, UsageError
-from kit.images import build, check_against_lock, image_lock, sqshfile, store
+from kit.images import check_against_lock, image_lock, store
+from kit.images.build import build
 from kit.images.progress import Report
-from kit.spec.image import ImageLock
+from kit.images.squash import sqshfile
+from kit.schema.image import ImageLock
 
 
 @dataclass(frozen=True, kw_only=True)

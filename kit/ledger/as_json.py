@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kit.ledger.ledger import Ledger
-from kit.spec.cluster import Price
+from kit.schema.cluster import Price
 
 
 def as_dict(one: Ledger, price: Price | None) -> dict[str, object]:

@@ -10,13 +10,13 @@ from pathlib import Path
 from kit import config, data_folders
 from kit.errors import ConfigError, RunError
 from kit.health import last_step
+from kit.hosts import status as of
+from kit.hosts.status import Queue, Status
 from kit.ledger import ledger, read_run
 from kit.ledger.ledger import Ledger
-from kit.runs import find_runs, index, metrics
-from kit.runs import status as of
-from kit.runs.status import Queue, Status
-from kit.runs.unmade_points import POINTS
-from kit.spec.cluster import Cluster, Price
+from kit.record import find_runs, index, metrics
+from kit.record.unmade_points import POINTS
+from kit.schema.cluster import Cluster, Price
 
 
 @dataclass(frozen=True, kw_only=True)

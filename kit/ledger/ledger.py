@@ -20,7 +20,7 @@ from kit.ledger.rank_account import Amounts, RankAmounts
 from kit.ledger.records import Event, Rank, RankProcess, Records, Reported
 from kit.ledger.time_accounts import KEPT, LOOP, NOT_HELD, Account
 from kit.ledger.timeline import Window
-from kit.runs import resumed_from
+from kit.record import resumed_from
 
 # The detail of a ledger, from phases of each rank to only the batch script's events.
 PHASES, METRICS, EVENTS = "phases", "metrics", "events"

@@ -9,13 +9,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from kit import untrusted_files
-from kit.json_lines import is_usable_number
+from kit.files import untrusted_files
+from kit.files.json_lines import is_usable_number
+from kit.hosts.status import Status
 from kit.ledger.records import Event, Failure, RankProcess, Records, Reported
-from kit.runs import metrics, run_facts, unmade_points
-from kit.runs.status import Status
-from kit.spec.run_paths import RunPaths
-from kit.spec.world_size_text import PLAIN
+from kit.record import metrics, run_facts, unmade_points
+from kit.schema.run_paths import RunPaths
+from kit.schema.world_size_text import PLAIN
 
 # kit_rank.SPENT of templates/kit_node, in the order of the file.
 SPENT = ("start", "rendezvous", "data", "compute", "communicate", "save", "evaluate", "compile", "first", "end")

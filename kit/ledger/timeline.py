@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from kit.json_lines import is_usable_number
+from kit.files.json_lines import is_usable_number
 from kit.ledger.records import Event, Records
 from kit.ledger.time_accounts import Account
 

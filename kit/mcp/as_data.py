@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from kit import safe_text
 from kit.errors import ConfigError, KitError
+from kit.files import safe_text
 
 # The field of an answer below which everything was written by other programs.
 FIELD = "untrusted"

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from kit.allocation import minutes
 from kit.errors import ConfigError, Fault
 from kit.planning.plan import Plan
-from kit.spec import sbatch_lines
+from kit.schema import sbatch_lines
 
 
 @dataclass(frozen=True, kw_only=True)

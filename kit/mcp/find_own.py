@@ -8,7 +8,7 @@ from pathlib import Path
 from kit.answers import named_runs
 from kit.errors import RunError, UsageError
 from kit.mcp.session import AgentSession
-from kit.runs import own_run
+from kit.record import own_run
 
 
 def find_run(name: str, *, to: str) -> Path:

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from kit import config, data_folders
 from kit.errors import ConfigError, Fault, UsageError
-from kit.spec.schema_base import Model
+from kit.schema.schema_base import Model
 
 FILE = "mcp.toml"
 _EXAMPLE = "max_nodes = 2\ngpu_hours_per_day = 64"

@@ -6,10 +6,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from kit.errors import KitError
+from kit.hosts import status, submission, which_slurm
 from kit.mcp.spending import Spent
-from kit.remote import run_folder_mirror as mirrors
-from kit.runs import how_ended, run_facts, status, submission, which_slurm
-from kit.spec.run_paths import RunPaths
+from kit.record import how_ended, run_facts
+from kit.schema.run_paths import RunPaths
+from kit.ssh import run_folder_mirror as mirrors
 
 
 def settle(one: Spent) -> Spent:

@@ -9,15 +9,15 @@ from typing import Any
 from kit import api
 from kit.answers import planned_job
 from kit.errors import ConfigError, Fault, KitError, PlanChangedError, UnconfirmedError
+from kit.hosts import remote_clusters
 from kit.mcp import as_data, cost, find_own, spending
 from kit.mcp import limits as limiting
 from kit.mcp.limits import Limits
 from kit.mcp.plans import Pending
 from kit.mcp.session import AgentSession
-from kit.runs import remote_clusters
-from kit.runs import rerun as repeating
-from kit.runs import submit as sending
-from kit.runs.prepare_run import Prepared
+from kit.submit import rerun as repeating
+from kit.submit import submit as sending
+from kit.submit.prepare_run import Prepared
 
 _NEXT = "submit_run with this plan_id submits exactly this plan, once"
 

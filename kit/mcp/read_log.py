@@ -6,9 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
-from kit import safe_text, untrusted_files
 from kit.errors import RunError
-from kit.runs import log_places, logs
+from kit.files import safe_text, untrusted_files
+from kit.record import log_places, logs
 
 MOST_BYTES = 32 << 10
 

@@ -6,12 +6,13 @@ import json
 import re
 from collections.abc import Mapping
 
-from kit import data_folders, untrusted_files
+from kit import data_folders
 from kit.errors import RunError
+from kit.files import untrusted_files
 from kit.mcp import as_data, find_own, run_tools
 from kit.mcp.session import AgentSession
-from kit.runs.manifest import read
-from kit.spec.run_paths import RunPaths
+from kit.record.manifest import read
+from kit.schema.run_paths import RunPaths
 
 JSON, MARKDOWN = "application/json", "text/markdown"
 # Address -> its name and type.
@@ -33,7 +34,7 @@ def skill() -> str:
 def content(session: AgentSession, uri: str) -> tuple[str, str]:
     """Text and type of a resource. RunError if there is none at this address."""
     if uri == "kit://schema/job":
-        from kit.spec import schemas
+        from kit.schema import schemas
 
         return json.dumps(schemas()["job"].model_json_schema(), indent=2), JSON
     if uri == "kit://skill":

@@ -11,13 +11,14 @@ from kit.answers.explain_run import explain
 from kit.comparison import recorded_run
 from kit.comparison.compare import compare
 from kit.errors import RunError
+from kit.hosts import status as of
+from kit.hosts import which_slurm
+from kit.hosts.status import Status
 from kit.mcp import as_data, find_own
 from kit.mcp import read_log as log
 from kit.mcp.session import AgentSession
-from kit.runs import cancel as cancelling
-from kit.runs import foreign_runs, which_slurm
-from kit.runs import status as of
-from kit.runs.status import Status
+from kit.record import foreign_runs
+from kit.submit import cancel as cancelling
 
 
 def _silent(_: str) -> None:

@@ -11,12 +11,12 @@ from mcp.server.lowlevel import Server
 from mcp.server.stdio import stdio_server
 from mcp.shared.exceptions import MCPError
 
-from kit import __version__
 from kit.errors import KitError
 from kit.mcp import as_data, resources
 from kit.mcp import tools as kit_tools
 from kit.mcp.session import AgentSession
 from kit.mcp.tools import TOOLS
+from kit.version import __version__
 
 _INSTRUCTIONS = (
     "slurm-kit: plans, submits, watches and explains training runs on Slurm. A submit is two calls: plan_job or rerun, which say "

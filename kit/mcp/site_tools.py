@@ -7,11 +7,12 @@ from typing import Any
 
 from kit import config, data_folders
 from kit.errors import ConfigError, UsageError
+from kit.hosts import which_slurm
 from kit.images import store_contents
 from kit.mcp import as_data, spending
 from kit.mcp.session import AgentSession
-from kit.runs import find_runs, which_slurm
-from kit.spec.cluster import Cluster
+from kit.record import find_runs
+from kit.schema.cluster import Cluster
 
 
 def cluster_info(session: AgentSession, *, name: str | None) -> dict[str, Any]:

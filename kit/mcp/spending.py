@@ -19,12 +19,12 @@ from typing import Literal
 
 from filelock import FileLock, Timeout
 
-from kit import json_lines, untrusted_files
 from kit.errors import ConfigError, Fault, RunError
+from kit.files import json_lines, untrusted_files
+from kit.files.owning_process import Owner
 from kit.mcp.cost import Cost
 from kit.mcp.limits import Limits
-from kit.owning_process import Owner
-from kit.runs.prepare_run import Prepared
+from kit.submit.prepare_run import Prepared
 
 _DAY_S = 24 * 3600.0
 _LOCK_S = 60.0

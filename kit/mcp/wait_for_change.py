@@ -11,12 +11,13 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from kit.hosts import status, which_slurm
+from kit.hosts.status import UNKNOWN, Status
 from kit.mcp import as_data
 from kit.mcp.session import AgentSession
 from kit.notices.happened import happened
-from kit.runs import how_ended, run_facts, status, which_slurm
-from kit.runs.status import UNKNOWN, Status
-from kit.spec.notify import Event
+from kit.record import how_ended, run_facts
+from kit.schema.notify import Event
 
 _LOOK_S, _ASK_S, _TELL_S = 1.0, 30.0, 10.0
 # Events that end a wait; `happened` gives one of fail and end.

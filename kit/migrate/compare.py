@@ -10,8 +10,8 @@ from kit.errors import ConfigError, KitError
 from kit.migrate.report import Migration
 from kit.planning import rank_files, sbatch_header, steps
 from kit.planning.plan import Plan
-from kit.runs.prepare_run import prepare
-from kit.spec import sbatch_lines
+from kit.schema import sbatch_lines
+from kit.submit.prepare_run import prepare
 
 _SHOWN = ("--nodes=", "--ntasks-per-node=", "--cpus-per-task=", "--mem=", "--gpus-per-node=", "--gres=")
 

@@ -8,8 +8,8 @@ from typing import Any
 
 from kit.migrate import names_in_lines
 from kit.migrate.report import LineEntry, Migration, Places
-from kit.spec import sbatch_lines, sbatch_options
-from kit.spec.sbatch_lines import name_of
+from kit.schema import sbatch_lines, sbatch_options
+from kit.schema.sbatch_lines import name_of
 
 _SAME = {
     "account": "account", "constraint": "constraint", "error": "error", "exclude": "exclude", "licenses": "licenses",
@@ -149,7 +149,7 @@ def read_export(shown: str, value: str, places: Places, job: dict[str, Any]) -> 
 
 
 def _further(shown: str, places: Places, job: dict[str, Any]) -> None:
-    from kit.spec.wrong_value_messages import Invalid
+    from kit.schema.wrong_value_messages import Invalid
 
     try:
         job["slurm"].setdefault("extra", []).append(sbatch_options.further(shown))

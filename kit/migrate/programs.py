@@ -10,8 +10,8 @@ from typing import Any
 
 from kit.migrate.report import Places, UnreadError
 from kit.migrate.words import MARK, is_known, shown
-from kit.spec import option_words
-from kit.spec.sbatch_sizes import Sizes
+from kit.schema import option_words
+from kit.schema.sbatch_sizes import Sizes
 
 _PYTHON = re.compile(r"(.*/)?python[0-9.]*")
 _TORCHRUN_MODULES = ("torch.distributed.run", "torch.distributed.launch")

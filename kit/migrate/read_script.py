@@ -10,7 +10,7 @@ from kit.migrate import after_ranks, bash_tree, before_ranks, header, names_in_l
 from kit.migrate.bash_tree import ASSIGNMENTS, commands_of, name_of, text_of
 from kit.migrate.reading import ScriptState
 from kit.migrate.report import Migration, Places, UnreadError
-from kit.spec import sbatch_lines, sbatch_sizes
+from kit.schema import sbatch_lines, sbatch_sizes
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -14,7 +14,7 @@ from kit.migrate.report import LineEntry, Migration, Places
 from kit.migrate.shell_lines import ShellLines
 from kit.migrate.variables import Variables
 from kit.migrate.words import ScriptValues
-from kit.spec.sbatch_sizes import Sizes
+from kit.schema.sbatch_sizes import Sizes
 
 if TYPE_CHECKING:
     from tree_sitter import Node

@@ -12,9 +12,9 @@ from kit.errors import ConfigError
 from kit.migrate import header
 from kit.migrate.report import Migration, Places, UnreadError
 from kit.migrate.words import is_known, shown
-from kit.spec import image_choice, option_words, step_torchrun_once
-from kit.spec.sbatch_sizes import Sizes
-from kit.spec.wrong_value_messages import Invalid
+from kit.schema import image_choice, option_words, step_torchrun_once
+from kit.schema.sbatch_sizes import Sizes
+from kit.schema.wrong_value_messages import Invalid
 
 _SHORT = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "w": "nodelist", "l": "label", "o": "output", "e": "error", "J": "job-name",

@@ -11,12 +11,12 @@ from kit.migrate.bash_tree import commands_of, text_of
 from kit.migrate.report import Kind, LinePlace, Places, UnreadError
 from kit.migrate.shell_lines import ShellLines
 from kit.migrate.words import ScriptValues, is_known, shown
-from kit.spec.sbatch_sizes import Sizes
+from kit.schema.sbatch_sizes import Sizes
 
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-# What the kit sets for every rank (kit/spec/job.py refuses them in [env]). Only these names, whatever their value.
+# What the kit sets for every rank (kit/schema/job.py refuses them in [env]). Only these names, whatever their value.
 KITS = frozenset(
     ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT"]
 )

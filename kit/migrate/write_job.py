@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from kit import untrusted_files
 from kit.config.toml_file import validate
 from kit.errors import ConfigError, Fault, UsageError
+from kit.files import untrusted_files
 from kit.migrate import compare, read_script
 from kit.migrate.report import Migration
-from kit.spec.job import Job
+from kit.schema.job import Job
 
 REPORT = "migrated.txt"
 _HEAD = "# Made by `kit migrate {script}`; {report} has each line of the script. All keys: `kit schema job`.\n"

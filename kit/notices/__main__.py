@@ -7,11 +7,11 @@ from pathlib import Path
 
 from kit.config import load_model
 from kit.errors import KitError
+from kit.hosts import status as of
 from kit.notices.send_once import tell
-from kit.runs import secret
-from kit.runs import status as of
-from kit.spec.job import Job
-from kit.spec.run_paths import RunPaths
+from kit.record import secret
+from kit.schema.job import Job
+from kit.schema.run_paths import RunPaths
 
 # Less than the batch script gives this program.
 _PATIENCE_S = 10.0

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from kit.health.run_record import Record
 from kit.health.why import explain
-from kit.runs import run_facts
-from kit.runs.status import Status
-from kit.spec.notify import Event
+from kit.hosts.status import Status
+from kit.record import run_facts
+from kit.schema.notify import Event
 
 # A `kit watch` that was down does not tell of yesterday.
 STALE_S = 3600.0

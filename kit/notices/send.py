@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kit.errors import ConfigError, Fault, ToolError
-from kit.spec.notify import Event
+from kit.schema.notify import Event
 
 # For all endpoints of one notice together; they are asked at the same time.
 PATIENCE_S = 20.0

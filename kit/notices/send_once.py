@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from kit.hosts.status import Status
 from kit.notices import send
 from kit.notices.happened import STALE_S, happened, text
-from kit.runs import secret
-from kit.runs.status import Status
-from kit.spec.notify import Event
-from kit.spec.run_paths import RunPaths
+from kit.record import secret
+from kit.schema.notify import Event
+from kit.schema.run_paths import RunPaths
 
 Say = Callable[[str], None]
 

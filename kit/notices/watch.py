@@ -9,14 +9,14 @@ from pathlib import Path
 
 from kit.config import load_model
 from kit.errors import KitError, SlurmError
+from kit.hosts import status as of
+from kit.hosts.status import Queue, Status
 from kit.notices.happened import STALE_S
 from kit.notices.send_once import Say, tell
-from kit.runs import find_runs, secret
-from kit.runs import status as of
-from kit.runs.status import Queue, Status
-from kit.spec.job import Job
-from kit.spec.notify import Event
-from kit.spec.run_paths import RunPaths
+from kit.record import find_runs, secret
+from kit.schema.job import Job
+from kit.schema.notify import Event
+from kit.schema.run_paths import RunPaths
 
 # Between two questions to Slurm, which answers all of its users.
 LOOK_S = 10.0

@@ -13,7 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import BinaryIO
 
-from kit import untrusted_files
+from kit.files import untrusted_files
 from kit.observed import protobuf
 from kit.observed.figures import Figures, Points
 

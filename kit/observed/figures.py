@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kit.json_lines import Record
+from kit.files.json_lines import Record
 from kit.observed.metric_names import chosen
 
 # More points of a run say no more in a table or a chart.

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable
 from functools import lru_cache
 
-# The names of kit/spec/metrics.py. What is written first in a group is preferred when a source has several.
+# The names of kit/schema/metrics.py. What is written first in a group is preferred when a source has several.
 _ALIASES = {
     "loss": "loss train_loss training_loss loss_train lm_loss train_lm_loss loss_metrics_global_avg_loss avg_loss mean_loss",
     "eval_loss": "eval_loss val_loss valid_loss validation_loss dev_loss loss_val loss_valid loss_validation loss_eval "

@@ -8,9 +8,9 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit import json_lines, untrusted_files
-from kit.json_lines import Record
-from kit.spec.run_paths import RunPaths
+from kit.files import json_lines, untrusted_files
+from kit.files.json_lines import Record
+from kit.schema.run_paths import RunPaths
 
 if TYPE_CHECKING:
     from kit.observed.figures import Figures

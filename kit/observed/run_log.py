@@ -14,12 +14,12 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from kit import untrusted_files
+from kit.files import untrusted_files
 from kit.observed import log_line
 from kit.observed.figures import Figures, Points
 from kit.observed.log_line import Line
-from kit.spec.rank_log import rank_log
-from kit.spec.run_paths import RunPaths
+from kit.schema.rank_log import rank_log
+from kit.schema.run_paths import RunPaths
 
 _STRETCH, _STRETCHES = 1 << 18, 8
 _WHOLE_BYTES = _STRETCH * _STRETCHES

@@ -8,7 +8,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from kit import untrusted_files
+from kit.files import untrusted_files
 from kit.observed.figures import Figures, Points
 from kit.observed.log_line import number
 

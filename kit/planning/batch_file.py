@@ -19,8 +19,8 @@ from kit.planning.decisions import Decisions
 from kit.planning.parts import called_parts, code_digest
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
 from kit.render import configured, render
-from kit.spec import own_batch_script
-from kit.spec.world_size_text import world_text
+from kit.schema import own_batch_script
+from kit.schema.world_size_text import world_text
 
 DEFAULT, FOREIGN = "bin/batch.sh", "bin/foreign.sh"
 STABLE = (

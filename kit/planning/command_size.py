@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kit.errors import ConfigError, Fault
-from kit.spec.job import MOST_BYTES_OF_A_STRING
+from kit.schema.job import MOST_BYTES_OF_A_STRING
 
 # A quarter of the stack's limit, which is 8 MiB by default, for all strings and a pointer to each (execve(2)).
 MOST_BYTES = 2 << 20

@@ -13,10 +13,10 @@ from kit.allocation import minutes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.planning.plan_inputs import Site
-from kit.spec.image_choice import ImageChoice, is_reference
-from kit.spec.job import Job
-from kit.spec.resources_slurm_container import Resources
-from kit.spec.roles import Role
+from kit.schema.image_choice import ImageChoice, is_reference
+from kit.schema.job import Job
+from kit.schema.resources_slurm_container import Resources
+from kit.schema.roles import Role
 
 
 def completed(resolved: Resolved, site: Site) -> Resolved:

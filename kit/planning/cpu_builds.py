@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from kit.errors import ConfigError, Fault
 from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
-from kit.spec.image import Packages
+from kit.schema.image import Packages
 
 # Images of containers/ with torch for CPUs, and their counterparts for NVIDIA GPUs (docs/guides/first-gpu-job.md).
 _FOR_GPUS = {"train-cpu": "train-gpu", "frameworks-cpu": "frameworks-gpu"}

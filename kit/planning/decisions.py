@@ -13,8 +13,8 @@ from kit.planning.pinned_images import Pin, Pins
 from kit.planning.placement import RolePlacement, world_sizes
 from kit.planning.plan_inputs import Site
 from kit.runtimes import Runtime
-from kit.spec.cluster import NodeShape
-from kit.spec.job import Job
+from kit.schema.cluster import NodeShape
+from kit.schema.job import Job
 
 
 @dataclass(frozen=True, kw_only=True)

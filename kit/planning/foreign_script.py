@@ -11,7 +11,7 @@ from kit.errors import Fault
 from kit.planning.decisions import Decisions
 from kit.planning.parts import code_digest
 from kit.planning.sbatch_header import salloc_options
-from kit.spec import own_batch_script, sbatch_lines
+from kit.schema import own_batch_script, sbatch_lines
 
 # Below the run folder.
 FILE = "script"

@@ -15,10 +15,10 @@ from kit import runtimes
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault, nearest
 from kit.planning.plan_inputs import Site
-from kit.spec.mount import OF_THE_IMAGE, Mount
-from kit.spec.run_paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
-from kit.spec.schema_base import mountable
-from kit.spec.wrong_value_messages import Invalid
+from kit.schema.mount import OF_THE_IMAGE, Mount
+from kit.schema.run_paths import CONTAINER_CACHE, CONTAINER_RUN, CONTAINER_WORKSPACE, RunPaths
+from kit.schema.schema_base import mountable
+from kit.schema.wrong_value_messages import Invalid
 
 # In a file name, sbatch reads `%` as a pattern. It splits header lines at blanks.
 _RUN_DIR = re.compile(r"^/[A-Za-z0-9_./+=@-]*$")

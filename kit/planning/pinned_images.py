@@ -12,10 +12,10 @@ from kit.config import Resolved
 from kit.errors import ConfigError, Fault, NotBuiltError
 from kit.planning.paths import ClusterPaths
 from kit.planning.placement import RolePlacement
-from kit.spec.image_choice import is_reference
+from kit.schema.image_choice import is_reference
 
 if TYPE_CHECKING:
-    from kit.spec.image import ImageLock
+    from kit.schema.image import ImageLock
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from kit.allocation import Allocation
 from kit.config import Resolved
 from kit.planning import role_rules
-from kit.spec.roles import Role, StepShape
-from kit.spec.world_size_text import PLAIN
+from kit.schema.roles import Role, StepShape
+from kit.schema.world_size_text import PLAIN
 
 
 @dataclass(frozen=True, kw_only=True)

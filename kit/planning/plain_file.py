@@ -15,8 +15,8 @@ from kit.planning.decisions import Decisions
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
 from kit.render import render
 from kit.runtimes import Container
-from kit.spec.mount import Mount
-from kit.spec.run_paths import CONTAINER_RUN
+from kit.schema.mount import Mount
+from kit.schema.run_paths import CONTAINER_RUN
 
 # Where a launcher's program is mounted.
 _PROGRAMS = "/kit/launchers"

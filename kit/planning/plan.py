@@ -39,13 +39,13 @@ from kit.planning.plan_inputs import Site
 from kit.planning.sbatch_header import salloc_options
 from kit.planning.steps import shell_checks, shell_step
 from kit.planning.unexpanded_words import unexpanded
-from kit.spec import slurm_filename_pattern
-from kit.spec.job import LINES_TABLES, Job
-from kit.spec.roles import filled
-from kit.spec.schema_base import Model
+from kit.schema import slurm_filename_pattern
+from kit.schema.job import LINES_TABLES, Job
+from kit.schema.roles import filled
+from kit.schema.schema_base import Model
 
 if TYPE_CHECKING:
-    from kit.spec.image import ImageLock
+    from kit.schema.image import ImageLock
 
 
 @dataclass(frozen=True, kw_only=True)

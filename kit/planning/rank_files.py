@@ -9,8 +9,8 @@ from kit.planning import command_size
 from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
 from kit.render import render
-from kit.spec.roles import Role, filled
-from kit.spec.run_paths import CONTAINER_RUN
+from kit.schema.roles import Role, filled
+from kit.schema.run_paths import CONTAINER_RUN
 
 # For a debugged job. It overrides a cluster's NCCL_DEBUG = "WARN", which is meant for normal runs. lib/debug.sh sets the other
 # variables.

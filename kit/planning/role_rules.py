@@ -9,7 +9,7 @@ from graphlib import CycleError, TopologicalSorter
 from kit.allocation import Allocation
 from kit.config import Resolved
 from kit.errors import ConfigError, Fault, nearest
-from kit.spec.roles import Role
+from kit.schema.roles import Role
 from kit.validation import toml
 
 _PLACEHOLDER = re.compile(r"\{([a-z][a-z0-9-]*)\.(address|nodes|port\.[a-z][a-z0-9-]*)\}")

@@ -9,8 +9,8 @@ from kit.allocation import Allocation
 from kit.errors import ConfigError
 from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
-from kit.spec.cluster import NodeShape
-from kit.spec.job import Job
+from kit.schema.cluster import NodeShape
+from kit.schema.job import Job
 
 _HEADER = "#SBATCH "
 _GRES = "--gres="

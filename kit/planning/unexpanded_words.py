@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import get_args
 
 from kit.errors import Fault
-from kit.spec.job import Job, RankVariable
-from kit.spec.roles import Role
+from kit.schema.job import Job, RankVariable
+from kit.schema.roles import Role
 
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_][A-Za-z0-9_]*)")
 _HOME = re.compile(r"(^|=)~(/|$)")

@@ -10,17 +10,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kit import untrusted_files
+from kit.files import untrusted_files
 from kit.health.run_record import Record, shown
 from kit.health.why import explain
+from kit.hosts.status import Status
 from kit.ledger import read_run as ledger_read
 from kit.ledger.as_json import as_dict
 from kit.ledger.ledger import Ledger
+from kit.record import metrics, run_facts
 from kit.reports import gpu_samples, step_times
-from kit.runs import metrics, run_facts
-from kit.runs.status import Status
-from kit.spec.cluster import Price
-from kit.spec.run_paths import RunPaths
+from kit.schema.cluster import Price
+from kit.schema.run_paths import RunPaths
 
 SCHEMA = 1
 # Limits that keep a page of many runs, nodes and ranks below two megabytes.

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from datetime import datetime
 from pathlib import Path
 
-from kit import untrusted_files
-from kit.json_lines import is_usable_number
-from kit.spec.run_paths import RunPaths
+from kit.files import untrusted_files
+from kit.files.json_lines import is_usable_number
+from kit.schema.run_paths import RunPaths
 
 _FILE = re.compile(r"slurm-[0-9]+\.(?P<node>.+)\.gutil")
 # dmon's column -> its title and unit. Other columns are ignored.

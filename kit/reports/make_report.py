@@ -8,21 +8,21 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from kit import __version__
 from kit.comparison import as_text, recorded_run
 from kit.comparison.compare import compare
 from kit.errors import UsageError
+from kit.files.safe_text import clean
 from kit.health.run_record import Record
 from kit.health.why import explain
+from kit.hosts.status import Queue, Status
 from kit.ledger import find
 from kit.ledger.as_json import as_dict
 from kit.ledger.find import FoundLedgers
 from kit.ledger.ledger import Ledger, together
 from kit.reports import collect
-from kit.runs.status import Queue, Status
-from kit.safe_text import clean
-from kit.sweeps.key_names import short_names, shown
-from kit.sweeps.results import Results, gather
+from kit.sweeps.points.key_names import short_names, shown
+from kit.sweeps.results.results import Results, gather
+from kit.version import __version__
 
 # With more runs than this, curves hide each other and do not fit into the page.
 MOST_RUNS = 200

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from kit import untrusted_files
-from kit.json_lines import is_usable_number
-from kit.spec.run_paths import RunPaths
+from kit.files import untrusted_files
+from kit.files.json_lines import is_usable_number
+from kit.schema.run_paths import RunPaths
 
 _FILE = re.compile(r"slurm-[0-9]+\.(?P<node>.+)\.progress")
 # _MOST_BYTES: read at most this much from the end of each node's file. STRETCHES: number of time slices.

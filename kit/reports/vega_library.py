@@ -10,9 +10,8 @@ from typing import Any
 
 import platformdirs
 
-from kit import untrusted_files
 from kit.errors import ToolError
-from kit.runs import atomic_write
+from kit.files import atomic_write, untrusted_files
 
 _VEGA_LITE = "6.1"
 

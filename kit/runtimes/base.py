@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kit.spec.mount import Mount
-from kit.spec.resources_slurm_container import ContainerOptions
-from kit.spec.run_paths import CONTAINER_RUN
+from kit.schema.mount import Mount
+from kit.schema.resources_slurm_container import ContainerOptions
+from kit.schema.run_paths import CONTAINER_RUN
 
 
 @dataclass(frozen=True, kw_only=True)

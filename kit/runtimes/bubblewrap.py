@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kit.runtimes.base import Container
-from kit.spec.run_paths import CONTAINER_RUN
+from kit.schema.run_paths import CONTAINER_RUN
 
 
 class Bubblewrap:

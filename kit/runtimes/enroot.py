@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kit.runtimes.base import Container
-from kit.spec.mount import Mount
-from kit.spec.run_paths import CONTAINER_RUN
+from kit.schema.mount import Mount
+from kit.schema.run_paths import CONTAINER_RUN
 
 
 def mount_option(mount: Mount) -> str:

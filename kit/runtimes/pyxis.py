@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 
 from kit.runtimes.base import Container
-from kit.spec.mount import Mount
+from kit.schema.mount import Mount
 
 # [docker://][USER@]REGISTRY(#|/)NAME. A first part with a dot, a port or 'localhost' is a registry, as in Docker.
 _REGISTRY = re.compile(r"^(?P<user>[^@/#]+@)?(?P<registry>localhost(:\d+)?|[^/#@]+[.:][^/#@]*)[/#](?P<rest>.+)$")

@@ -15,7 +15,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from kit.errors import KitError, RunError
-from kit.safe_text import clean
+from kit.files.safe_text import clean
 from kit.serve import control, exposition
 from kit.serve.access import Access
 from kit.serve.current_runs import Board

@@ -6,10 +6,10 @@ import threading
 import time
 
 from kit.errors import RunError
-from kit.runs import status as of
-from kit.runs import which_slurm
-from kit.runs.resume import resume
+from kit.hosts import status as of
+from kit.hosts import which_slurm
 from kit.serve.current_runs import Board
+from kit.submit.resume import resume
 from kit.sweeps import cancel_by_name
 
 # One at a time: a run that two readers resume is submitted once, since the second finds it in the queue.

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kit.errors import SlurmError, ToolError
-from kit.runs import find_runs, metrics, unmade_points
-from kit.runs import status as of
-from kit.runs.status import Queue, Status
-from kit.runs.unmade_points import POINTS
+from kit.hosts import status as of
+from kit.hosts.status import Queue, Status
+from kit.record import find_runs, metrics, unmade_points
+from kit.record.unmade_points import POINTS
+from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.run_paths import RunPaths
 
 # A look at the folders, and a question to Slurm, which answers all of its users.
 _LOOK_S, _ASK_S = 2.0, 10.0

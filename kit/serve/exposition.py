@@ -11,8 +11,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from prometheus_client.openmetrics.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 
-from kit.runs import metrics, run_facts
-from kit.runs.status import Status
+from kit.hosts.status import Status
+from kit.record import metrics, run_facts
 from kit.serve.current_runs import Board
 
 CONTENT_TYPE = CONTENT_TYPE_LATEST

@@ -6,11 +6,11 @@ from collections import Counter
 from datetime import UTC, datetime
 from typing import Any
 
-from kit import __version__
+from kit.hosts.status import Status
+from kit.record.unmade_points import POINTS
 from kit.reports.page import Live, template
-from kit.runs.status import Status
-from kit.runs.unmade_points import POINTS
 from kit.serve.current_runs import Board
+from kit.version import __version__
 
 # A page of more is slow, and nobody reads it.
 MOST_ROWS = 1000

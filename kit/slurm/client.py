@@ -100,7 +100,7 @@ def inherits(names: Sequence[str], name: str) -> bool:
 def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
     """Run an `sbatch --parsable` argv and return the job id. SlurmError with sbatch's own message if there is no job.
 
-    UnconfirmedError if the answer does not tell whether there is one: `kit.runs.submission` then looks for it.
+    UnconfirmedError if the answer does not tell whether there is one: `kit.hosts.submission` then looks for it.
     """
     try:
         done = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False)
@@ -238,13 +238,6 @@ def scripts(*, env: Mapping[str, str]) -> dict[str, int]:
     except ToolError as error:
         raise SlurmError(f"squeue could not be asked: {error.message}") from None
     return {command: int(number) for number, command in tolerant_reader.rows(text, 2) if is_number(number) and command}
-
-
-def hostnames(nodes: str) -> tuple[str, ...]:
-    """The nodes of Slurm's short form: `n[1-3]` is n1, n2, n3."""
-    from kit.slurm import queue_snapshot
-
-    return queue_snapshot.hosts(nodes)
 
 
 def nodes_in_service(*, env: Mapping[str, str], partition: str | None = None) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.errors import SlurmError, ToolError
 from kit.slurm import client, tolerant_reader
+from kit.slurm.short_forms import count_gpus
 from kit.slurm.tolerant_reader import MARK, ask, is_number
 
 _TIMEOUT_S = 30.0
@@ -69,13 +70,8 @@ def _commonest(listed: str, partition: str) -> _Shape:
     mine = [row for row in rows if row[0] == partition] or rows
     if not mine:
         raise SlurmError("Slurm has no node", hint="sinfo --Node")
-    shapes = Counter(_Shape(cpus=int(c), memory_mb=int(m), gpus=gpus_of(g)) for _, c, m, g in mine)
+    shapes = Counter(_Shape(cpus=int(c), memory_mb=int(m), gpus=count_gpus(g)) for _, c, m, g in mine)
     return max(shapes, key=lambda shape: (shapes[shape], shape.gpus))
-
-
-def gpus_of(gres: str) -> int:
-    """The number of GPUs: `gpu:h100:8(S:0-1),nvme:1` -> 8."""
-    return sum(int(count) for count in re.findall(r"(?:^|,)gpu(?::[^:,(]+)*?:(\d+)(?=\(|,|$)", gres))
 
 
 def _memory(node: _Shape) -> dict[str, str]:

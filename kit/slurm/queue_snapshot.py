@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from kit.errors import SlurmError, ToolError
 from kit.slurm import run_local_or_ssh, tolerant_reader
-from kit.slurm.detect_cluster import gpus_of
+from kit.slurm.short_forms import count_gpus, expand_nodes
 
 _TIMEOUT_S = 20.0
 # sinfo(1), squeue(1): each field gets its own suffix, since names and lists may have any length.
@@ -200,7 +200,7 @@ def _nodes(rows: Sequence[Mapping[str, str]]) -> tuple[QueueNode, ...]:
         state = row["StateLong"].rstrip("*~#!%$@^-+")
         found[row["NodeHost"]] = QueueNode(
             name=row["NodeHost"],
-            whole=Amount(cpus=total, memory=float(row["Memory"] or 0), gpus=gpus_of(row["Gres"])),
+            whole=Amount(cpus=total, memory=float(row["Memory"] or 0), gpus=count_gpus(row["Gres"])),
             taken_cpus=taken,
             usable=state in _IN_SERVICE and not _OUT & set(row["StateLong"][len(state) :]),
             partitions=frozenset({_partition(row), *(before.partitions if before else ())}),
@@ -210,7 +210,7 @@ def _nodes(rows: Sequence[Mapping[str, str]]) -> tuple[QueueNode, ...]:
 
 
 def _running(row: Mapping[str, str], now: float) -> RunningJob:
-    nodes = hosts(row["NodeList"])
+    nodes = expand_nodes(row["NodeList"])
     # A completing job ends in a moment; a job past its limit ends when Slurm next checks.
     end = float(row["EndTime"]) if row["EndTime"].isdecimal() else UNLIMITED
     leaves = row["StateCompact"] == "CG"
@@ -282,22 +282,3 @@ def megabytes(text: str) -> float:
     """MB from `18078M` or `1.5G`; a bare number is MB."""
     found = re.fullmatch(r"([\d.]+)([KMGT]?)", text)
     return float(found[1]) * _UNITS[found[2]] if found else 0.0
-
-
-def hosts(text: str) -> tuple[str, ...]:
-    """The hosts of Slurm's short form: `a[1-2,05],b` is a1, a2, a05, b."""
-    return tuple(name for one in re.findall(r"(?:\[[^]]*\]|[^,[])+", text) for name in _spread(one))
-
-
-def _spread(name: str) -> list[str]:
-    head, bracket, rest = name.partition("[")
-    if not bracket:
-        return [name]
-    ranges, _, tail = rest.partition("]")
-    found = []
-    for one in ranges.split(","):
-        first, _, last = one.partition("-")
-        found += [
-            f"{head}{n:0{len(first)}}{end}" for n in range(int(first), int(last or first) + 1) for end in _spread(tail)
-        ]
-    return found

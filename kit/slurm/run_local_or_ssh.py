@@ -13,7 +13,7 @@ from kit import shell
 from kit.shell import Completed
 
 if TYPE_CHECKING:
-    from kit.remote.connection import Connection
+    from kit.ssh.connection import Connection
 
 
 class OverSsh(dict[str, str]):

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from kit import git, shell, untrusted_files
+from kit import git, shell
 from kit.errors import ConfigError, Fault, ToolError
+from kit.files import untrusted_files
 
 IGNORE_FILE = ".kitignore"
 # Files that are never code, for a folder without git.

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit import untrusted_files
 from kit.errors import ConfigError, Fault
+from kit.files import untrusted_files
 from kit.snapshots import chosen_files, tree_listing
 from kit.snapshots.chosen_files import Chosen
 from kit.snapshots.tree_listing import ListedFile, Listing

@@ -23,8 +23,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import own_folders, untrusted_files
 from kit.errors import RunError
+from kit.files import own_folders, untrusted_files
 from kit.snapshots import tree_listing
 from kit.snapshots.scan import Scan, index_name, index_text
 from kit.snapshots.tree_listing import ListedFile, Listing

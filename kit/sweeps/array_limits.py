@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from kit.runs.prepare_run import Prepared
 from kit.slurm import client
+from kit.submit.prepare_run import Prepared
 
 
 def max_array(first: Prepared, used: Iterable[str | None]) -> int:

@@ -44,7 +44,7 @@ def group(
     """Group the points into as few arrays as there are different headers. An array with more than `max_array` tasks is split.
 
     kinds: by the point's number. folder: for the arrays' own folders. first: the first array's number. parallel, max_nodes: points
-    and nodes of one array that may be in use at the same time. search: argv of kit.sweeps.on_node for a search.
+    and nodes of one array that may be in use at the same time. search: argv of kit.sweeps.search.on_node for a search.
     """
     shapes: dict[tuple[str, ...], list[int]] = {}
     for index, kind in kinds.items():

@@ -8,10 +8,11 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.errors import KitError, RunError
-from kit.runs import cancel as runs
-from kit.runs import find_runs, remote_clusters, status, which_slurm
-from kit.runs.status import Queue, Status
+from kit.hosts import remote_clusters, status, which_slurm
+from kit.hosts.status import Queue, Status
+from kit.record import find_runs
 from kit.slurm.client import JobId
+from kit.submit import cancel as runs
 from kit.sweeps import find
 
 

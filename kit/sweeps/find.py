@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 from kit.errors import RunError
-from kit.remote import run_folder_mirror as mirrors
-from kit.runs import find_runs, index, status
-from kit.runs.status import Queue, Status
-from kit.spec.run_paths import RunPaths
-from kit.sweeps import lost_arrays, search_trials
+from kit.hosts import status
+from kit.hosts.status import Queue, Status
+from kit.record import find_runs, index
+from kit.schema.run_paths import RunPaths
+from kit.ssh import run_folder_mirror as mirrors
+from kit.sweeps import lost_arrays
 from kit.sweeps.record import SweepPaths, SweepRecord, read
+from kit.sweeps.search import search_trials
 
 # The state of a point that has no run folder, or was never submitted.
 MISSING = "MISSING"

@@ -7,8 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kit.errors import RunError, SlurmError
-from kit.runs import submission, unmade_points, which_slurm
-from kit.runs.unmade_points import POINTS
+from kit.hosts import submission, which_slurm
+from kit.record import unmade_points
+from kit.record.unmade_points import POINTS
 from kit.slurm import client
 from kit.sweeps.record import SentArray, SweepPaths, SweepRecord, read
 

@@ -10,13 +10,13 @@ from typing import Literal
 from kit import config
 from kit.config import Resolved, Sources, program_arguments
 from kit.errors import ConfigError, UsageError
-from kit.runs import prepare_run
-from kit.runs.prepare_run import Prepared
-from kit.spec.sweep import Sweep
-from kit.sweeps.expand import Point, expand
-from kit.sweeps.grouped_faults import clash, of_points
-from kit.sweeps.point_keys import clashes, job_keys, words_clash
-from kit.sweeps.table_lookup import Tables
+from kit.schema.sweep import Sweep
+from kit.submit import prepare_run
+from kit.submit.prepare_run import Prepared
+from kit.sweeps.points.expand import Point, expand
+from kit.sweeps.points.grouped_faults import clash, of_points
+from kit.sweeps.points.point_keys import clashes, job_keys, words_clash
+from kit.sweeps.points.table_lookup import Tables
 
 # The number of a point, as `kit sweep --dry-run` shows it, or the job without the sweep.
 Part = int | Literal["base"]

@@ -1,6 +1,6 @@
 """Templates of run folders. Points of a sweep that differ only in values that no rule of the kit reads share one template.
 
-A point's folder is made from the template when the point starts (templates/sweep/make_point.sh, kit/runs/unmade_points.py).
+A point's folder is made from the template when the point starts (templates/sweep/make_point.sh, kit/record/unmade_points.py).
 
 A template is the plan of a point with tokens in place of values. As a check, the first and the last point are also planned
 separately. The template is used only if it gives the same bytes for both. For all other points the folders are made at submit.
@@ -19,18 +19,18 @@ from typing import Any
 from pydantic_core import to_json
 
 from kit.errors import ConfigError
+from kit.files import atomic_write
 from kit.planning.plan import Plan
+from kit.record.manifest import Manifest
+from kit.record.unmade_points import MADE, ArrayPaths
 from kit.render import plain
-from kit.runs import atomic_write
-from kit.runs.manifest import Manifest
-from kit.runs.prepare_run import Prepared
-from kit.runs.unmade_points import MADE, ArrayPaths
-from kit.spec.run_paths import RunPaths
-from kit.spec.sweep import Value
+from kit.schema.run_paths import RunPaths
+from kit.schema.sweep import Value
+from kit.submit.prepare_run import Prepared
 from kit.sweeps.arrays import Array
-from kit.sweeps.expand import OWN, Point
+from kit.sweeps.points.expand import OWN, Point
+from kit.sweeps.points.program_options import text
 from kit.sweeps.prepare import PreparedSweep
-from kit.sweeps.program_options import text
 from kit.sweeps.record import SweepPaths
 
 # A template costs as much as two or three run folders.

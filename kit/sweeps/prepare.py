@@ -16,21 +16,21 @@ from kit import config
 from kit.config import Resolved, Sources, program_arguments
 from kit.errors import ConfigError, Fault, UsageError
 from kit.planning.plan import plan
-from kit.runs import prepare_run, program_check
-from kit.runs.prepare_run import Prepared
-from kit.spec import slurm_filename_pattern
-from kit.spec.image import ImageLock
-from kit.spec.sweep import Sweep
-from kit.spec.wrong_value_messages import shown
-from kit.sweeps import search_requirements
+from kit.schema import slurm_filename_pattern
+from kit.schema.image import ImageLock
+from kit.schema.sweep import Sweep
+from kit.schema.wrong_value_messages import shown
+from kit.submit import prepare_run, program_check
+from kit.submit.prepare_run import Prepared
 from kit.sweeps.array_limits import max_array
 from kit.sweeps.arrays import Array, group
-from kit.sweeps.expand import Expansion, Point, expand
-from kit.sweeps.grouped_faults import Gathered, clash, of_points
-from kit.sweeps.point_keys import clashes, job_keys, words_clash
+from kit.sweeps.points.expand import Expansion, Point, expand
+from kit.sweeps.points.grouped_faults import Gathered, clash, of_points
+from kit.sweeps.points.point_keys import clashes, job_keys, words_clash
+from kit.sweeps.points.table_lookup import Tables
 from kit.sweeps.record import SweepPaths, SweepRecord
+from kit.sweeps.search import search_requirements
 from kit.sweeps.shared_plans import Kind, Kinds, kind_of
-from kit.sweeps.table_lookup import Tables
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,11 +8,12 @@ from pathlib import Path
 from typing import Literal
 
 from kit.errors import RunError
-from kit.runs import atomic_write, manifest
-from kit.runs.unmade_points import POINTS
-from kit.spec.schema_base import Model
-from kit.spec.sweep import Sweep, Value
-from kit.sweeps.expand import Point
+from kit.files import atomic_write
+from kit.record import manifest
+from kit.record.unmade_points import POINTS
+from kit.schema.schema_base import Model
+from kit.schema.sweep import Sweep, Value
+from kit.sweeps.points.expand import Point
 
 
 class SentArray(Model):

@@ -17,11 +17,11 @@ from typing import Any, Literal
 
 from pydantic_core import from_json, to_json
 
-from kit import json_lines, untrusted_files
+from kit.files import json_lines, untrusted_files
 from kit.observed.metric_names import standard
 from kit.observed.run_figures import SOURCE
-from kit.runs import cache_files, metrics, run_facts
-from kit.spec.run_paths import RunPaths
+from kit.record import cache_files, metrics, run_facts
+from kit.schema.run_paths import RunPaths
 
 Reduce = Literal["last", "min", "max"]
 

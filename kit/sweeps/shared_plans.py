@@ -15,10 +15,10 @@ from kit.config import Resolved
 from kit.errors import ConfigError, Fault
 from kit.planning.plan import Plan
 from kit.planning.sbatch_header import header
-from kit.spec.sweep import Value
-from kit.spec.world_size_text import world_size
-from kit.sweeps.expand import OWN, Point
-from kit.sweeps.program_options import text
+from kit.schema.sweep import Value
+from kit.schema.world_size_text import world_size
+from kit.sweeps.points.expand import OWN, Point
+from kit.sweeps.points.program_options import text
 
 # Header options that differ between the points of an array: their names, and the paths inside their run folders.
 OWN_NAME = "--job-name="
@@ -145,7 +145,7 @@ def _rest(point: Point) -> Key:
 
 
 def _is_seed(value: Value) -> bool:
-    """Whether a value is a valid seed; the bounds are in kit/spec/job.py. A seed only appears as a number in worker.sh."""
+    """Whether a value is a valid seed; the bounds are in kit/schema/job.py. A seed only appears as a number in worker.sh."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**32
 
 

@@ -8,31 +8,23 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kit import hold_signals
 from kit.errors import SlurmError, UnconfirmedError
+from kit.files import atomic_write, hold_signals
+from kit.hosts import submission
 from kit.planning.plan import Plan
-from kit.runs import (
-    atomic_write,
-    folder,
-    link_py_spy,
-    manifest,
-    output_folders,
-    secret,
-    submission,
-    unmade_points,
-    workspace,
-)
-from kit.runs import submit as one_run
-from kit.runs.folder import Like
-from kit.runs.manifest import Manifest
-from kit.runs.prepare_run import Prepared
-from kit.runs.unmade_points import MADE, ArrayPaths
+from kit.record import manifest, secret, unmade_points
+from kit.record.manifest import Manifest
+from kit.record.unmade_points import MADE, ArrayPaths
+from kit.schema.run_paths import RunPaths
 from kit.slurm import client
-from kit.spec.run_paths import RunPaths
+from kit.submit import folder, link_py_spy, output_folders, workspace
+from kit.submit import submit as one_run
+from kit.submit.folder import Like
+from kit.submit.prepare_run import Prepared
 from kit.sweeps import lost_arrays, point_templates
 from kit.sweeps.arrays import Array
-from kit.sweeps.expand import Point
 from kit.sweeps.point_templates import Template
+from kit.sweeps.points.expand import Point
 from kit.sweeps.prepare import PreparedSweep
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
 

@@ -14,17 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.errors import JobRefusedError, SlurmError
-from kit.runs import remote_clusters, remote_send, remote_submit
-from kit.runs.remote_clusters import RemoteCluster
-from kit.runs.remote_send import Errand
+from kit.hosts import remote_clusters, remote_send
+from kit.hosts.remote_clusters import RemoteCluster
+from kit.hosts.remote_send import Errand
 from kit.slurm import client
+from kit.submit import remote_submit
 from kit.sweeps import submit as sending
 from kit.sweeps.record import SentArray, SweepPaths, SweepRecord
 
 if TYPE_CHECKING:
-    from kit.spec.image import ImageLock
+    from kit.schema.image import ImageLock
     from kit.sweeps.arrays import Array
-    from kit.sweeps.expand import Point
+    from kit.sweeps.points.expand import Point
     from kit.sweeps.prepare import PreparedSweep
 
 # The job number of an array that is not submitted yet.

@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.errors import RunError, UsageError
-from kit.runs import find_runs, status
+from kit.hosts import status
+from kit.record import find_runs
 from kit.slurm import client
 
 if TYPE_CHECKING:
-    from kit.runs.prepare_run import Prepared
-    from kit.runs.status import Queue, Status
+    from kit.hosts.status import Queue, Status
     from kit.slurm.client import JobId
+    from kit.submit.prepare_run import Prepared
     from kit.sweeps.arrays import Array
     from kit.sweeps.record import SweepRecord
 

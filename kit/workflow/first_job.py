@@ -11,18 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit import config, data_folders, untrusted_files
+from kit import config, data_folders
 from kit.allocation import minutes
 from kit.config import toml_file
 from kit.data_folders import Entry
 from kit.errors import UsageError, nearest
+from kit.files import untrusted_files
 from kit.images import image_lock
 from kit.planning.cpu_builds import cpu_build
-from kit.runs.manifest import BY_KIT_RUN
+from kit.record.manifest import BY_KIT_RUN
+from kit.schema.cluster import Cluster
+from kit.schema.launcher import Launcher
 from kit.slurm import embedded
 from kit.slurm.embedded import gpus
-from kit.spec.cluster import Cluster
-from kit.spec.launcher import Launcher
 from kit.workflow import own_packages
 
 HEAD = "# `kit render` shows what this becomes, `kit submit --follow` runs it. All keys: `kit schema job`, docs/guides/jobs.md.\n"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.errors import UsageError
-from kit.images import first_image, repository_image
-from kit.images.repository_image import RepositoryOptions
+from kit.images.build import first_image, repository_image
+from kit.images.build.repository_image import RepositoryOptions
 from kit.workflow import own_packages, requirement_files
 from kit.workflow.requirement_files import Needs
 

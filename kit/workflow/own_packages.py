@@ -8,8 +8,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from kit import data_folders
-from kit.images import first_image, image_lock
-from kit.spec.image import canonical
+from kit.images import image_lock
+from kit.images.build import first_image
+from kit.schema.image import canonical
 from kit.workflow import requirement_files
 from kit.workflow.requirement_files import Needs
 

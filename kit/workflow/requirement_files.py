@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kit import shell, untrusted_files
+from kit import shell
 from kit.errors import ToolError, UsageError
-from kit.spec.image import canonical
+from kit.files import untrusted_files
+from kit.schema.image import canonical
 
 _NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9._-]*)\s*(\[[^\]]*\])?\s*(?=$|[<>=!~;@, ])")
 _URL = re.compile(r"@\s*\S*(://|\+)|^\S+://")

@@ -16,11 +16,11 @@ from typing import Any
 from kit import config
 from kit.config import Resolved, Sources
 from kit.errors import ConfigError, Fault, SlurmError, nearest
-from kit.runs import chain, prepare_run, submit
-from kit.runs.manifest import Manifest
-from kit.runs.prepare_run import Prepared
+from kit.record.manifest import Manifest
+from kit.schema.stages import Stage
 from kit.slurm import client
-from kit.spec.stages import Stage
+from kit.submit import chain, prepare_run, submit
+from kit.submit.prepare_run import Prepared
 from kit.workflow.dependencies import After, term, with_options
 
 TARGET = "/kit/stages"

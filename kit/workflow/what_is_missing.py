@@ -10,10 +10,10 @@ from typing import Any
 from kit import config, data_folders
 from kit.images import image_lock
 from kit.images import store as store_files
-from kit.runs import find_runs
-from kit.runs.prepare_run import Prepared
+from kit.record import find_runs
+from kit.schema.cluster import Cluster
 from kit.slurm import embedded
-from kit.spec.cluster import Cluster
+from kit.submit.prepare_run import Prepared
 
 
 @dataclass(frozen=True)

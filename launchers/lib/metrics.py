@@ -1,7 +1,7 @@
 """Reports metrics from rank 0: a line on standard output, a JSON line in <run folder>/metrics.jsonl, and the trackers.
 
 The records follow schema 1, which is the same for all programs. docs/guides/metrics.md and docs/schema/metrics.schema.json describe
-each kind. kit/runs/metrics.py reads them.
+each kind. kit/record/metrics.py reads them.
 """
 
 import json

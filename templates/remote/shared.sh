@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # Shared by all programs that run on a login node, in POSIX sh with any shell, with coreutils, find, awk, gzip and tar.
-# A program defines `main`. Its answer has the form that kit/remote/answers.py reads.
+# A program defines `main`. Its answer has the form that kit/ssh/answers.py reads.
 
 LC_ALL=C
 export LC_ALL

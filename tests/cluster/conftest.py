@@ -15,7 +15,7 @@ import pytest
 from kit import data_folders, shell
 from kit.errors import KitError
 from kit.images import check_against_lock, image_lock
-from kit.images.engine import Engine
+from kit.images.sources.engine import Engine
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, daemons, down, up
 from kit.slurm.embedded.conf import parse_version
 from tests.cluster.image_lab import engine_of_one_module, import_base

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 import requests
 
-from kit.images import oci
+from kit.images.sources import oci
 from tests.cluster.image_lab import wait_until
 
 _MANIFEST = "application/vnd.oci.image.manifest.v1+json"

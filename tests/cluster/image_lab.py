@@ -24,9 +24,10 @@ from filelock import FileLock
 
 from kit import shell
 from kit.errors import EngineError
-from kit.images import build, squash_and_lock
-from kit.images.engine import Engine, connect
+from kit.images import squash_and_lock
+from kit.images.build import build
 from kit.images.progress import Silent
+from kit.images.sources.engine import Engine, connect
 from tests.support import REPO
 
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from kit import json_lines
-from kit.runs import metrics
+from kit.files import json_lines
+from kit.record import metrics
 from tests.cluster.lab import Lab, Process
 
 # Longest a fault may leave a group or the lighthouse stopped, seconds.

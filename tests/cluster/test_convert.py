@@ -16,8 +16,8 @@ from kit.errors import KitError
 from kit.images import check_against_lock, image_lock
 from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime
-from kit.spec.mount import Mount
-from kit.spec.resources_slurm_container import ContainerOptions
+from kit.schema.mount import Mount
+from kit.schema.resources_slurm_container import ContainerOptions
 from tests.support import REPO
 
 # The GPT of launchers/lib, saved as launchers/fsdp/train.py does.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.runs import metrics
+from kit.record import metrics
 from kit.slurm.embedded import ClusterSize, up
 from tests.cluster.conftest import project_on
 from tests.cluster.lab import Lab, Run

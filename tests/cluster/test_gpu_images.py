@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.images import engine as engines
 from kit.images import image_lock, store
+from kit.images.sources import engine as engines
 from tests.cluster.image_lab import mounted, needs_root
 from tests.support import REPO
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kit.images import image_lock
-from kit.runs.hot_pages import FOLDER
+from kit.record.hot_pages import FOLDER
 from tests.cluster.lab import Lab
 from tests.support import REPO
 

@@ -9,8 +9,8 @@ import pytest
 
 from kit import shell
 from kit.errors import ConfigError, ImageError
-from kit.images import buildkit
-from kit.images import engine as engines
+from kit.images.build import buildkit
+from kit.images.sources import engine as engines
 from tests.cluster.image_lab import ImageLab, wait_until
 
 pytestmark = pytest.mark.engine

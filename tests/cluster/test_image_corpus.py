@@ -14,9 +14,9 @@ import pytest
 
 from kit import shell
 from kit.errors import ImageError
-from kit.images import engine as engines
 from kit.images import importing, squash_and_lock
 from kit.images.progress import Silent
+from kit.images.sources import engine as engines
 from tests.cluster import image_corpus as corpus
 from tests.cluster.image_lab import engine_of_one_module, needs_root
 from tests.support import REPO

@@ -16,7 +16,7 @@ import pytest
 
 from kit import shell
 from kit.errors import EngineError
-from kit.images import engine as engines
+from kit.images.sources import engine as engines
 from tests.cluster.image_lab import ImageLab, needs_root
 from tests.support import REPO
 

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.images import enroot_layout, importing, sqshfile
+from kit.images import importing
 from kit.images.progress import Silent
+from kit.images.squash import enroot_layout, sqshfile
+from kit.schema.image import ImageConfig
 from kit.slurm.embedded import EmbeddedCluster
-from kit.spec.image import ImageConfig
 from tests.cluster import image_corpus as corpus
 from tests.cluster.image_env import VALUES
 from tests.cluster.image_lab import rootfs

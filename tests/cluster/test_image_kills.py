@@ -23,7 +23,7 @@ import docker
 import pytest
 
 from kit import shell
-from kit.images import engine as engines
+from kit.images.sources import engine as engines
 from tests.cluster.image_lab import (
     BASE,
     DOCKERFILE,

@@ -15,8 +15,9 @@ from typer.testing import CliRunner
 
 from kit.cli import app
 from kit.errors import ImageError, UsageError
-from kit.images import importing, layer_cache, squash_and_lock
+from kit.images import importing, squash_and_lock
 from kit.images.progress import Silent
+from kit.images.sources import layer_cache
 from tests.cluster import image_corpus as corpus
 from tests.cluster.faulty_registry import Faults, proxy, push, registry
 

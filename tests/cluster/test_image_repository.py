@@ -10,8 +10,8 @@ import docker
 import pytest
 
 from kit import shell
-from kit.images import engine as engines
 from kit.images import image_lock
+from kit.images.sources import engine as engines
 from tests.cluster.image_lab import BASE, ImageLab
 
 pytestmark = pytest.mark.engine

@@ -17,9 +17,10 @@ import pytest
 
 from kit import shell
 from kit.errors import ImageError, LockError, UsageError
-from kit.images import engine as engines
-from kit.images import image_lock, importing, layer_cache, squash_and_lock
+from kit.images import image_lock, importing, squash_and_lock
 from kit.images.progress import Silent
+from kit.images.sources import engine as engines
+from kit.images.sources import layer_cache
 from tests.cluster import faulty_registry
 from tests.cluster.image_lab import (
     BASE,

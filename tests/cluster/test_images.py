@@ -17,9 +17,10 @@ import pytest
 
 from kit import data_folders, shell
 from kit.errors import ConfigError, EngineError, ImageError, LockError
-from kit.images import build, check_against_lock, image_lock, importing, store
-from kit.images import engine as engines
+from kit.images import check_against_lock, image_lock, importing, store
+from kit.images.build import build
 from kit.images.progress import Silent
+from kit.images.sources import engine as engines
 from tests.cluster.image_lab import (
     DOCKERFILE,
     DyingEngine,

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from kit.sweeps import search_trials
+from kit.sweeps.search import search_trials
 from tests.cluster.lab import Lab
 
 pytest.importorskip("optuna")

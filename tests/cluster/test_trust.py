@@ -15,8 +15,8 @@ import pytest
 from kit import shell
 from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime as bubblewrap
-from kit.spec.mount import Mount
-from kit.spec.resources_slurm_container import ContainerOptions
+from kit.schema.mount import Mount
+from kit.schema.resources_slurm_container import ContainerOptions
 from tests.cluster.lab import TIMEOUT_S, Lab
 from tests.support import REPO
 

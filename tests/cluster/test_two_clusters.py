@@ -12,8 +12,9 @@ import pytest
 
 from kit import data_folders
 from kit.errors import KitError
+from kit.hosts import pair_relay
 from kit.images import check_against_lock, image_lock
-from kit.runs import metrics, pair_relay
+from kit.record import metrics
 from kit.slurm.embedded import ClusterSize, down, up
 from tests.cluster.conftest import project_on, short_folder, skip_without_slurm
 from tests.cluster.lab import Lab

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kit.runs import metrics
+from kit.record import metrics
 from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.conftest import short_folder
 from tests.cluster.lab import came

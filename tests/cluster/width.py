@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from kit.spec.run_paths import RunPaths
+from kit.schema.run_paths import RunPaths
 from tests.cluster.lab import Lab, job_id
 
 # What slurmd and slurmstepd of every node tell slurmctld by themselves, whoever made the job.

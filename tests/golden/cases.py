@@ -13,8 +13,8 @@ from typing import Any
 
 from kit import config
 from kit.planning.plan import Plan, PlanFile, plan
-from kit.runs import single_sbatch_file
-from kit.runs.single_sbatch_file import Asked
+from kit.submit import single_sbatch_file
+from kit.submit.single_sbatch_file import Asked
 from tests.support import REPO, make_lock, make_site
 
 # Only these three hold anything generated; the rest of a run folder is copied as it is.

@@ -77,7 +77,12 @@ def test_every_validator_and_every_rule_has_a_wrong_value() -> None:
         "kit/planning",
         "kit/runtimes",
     )
-    later = ("kit/runs/chain.py", "kit/runs/secret.py", "kit/sweeps/expand.py", "kit/sweeps/grouped_faults.py")
+    later = (
+        "kit/submit/chain.py",
+        "kit/record/secret.py",
+        "kit/sweeps/points/expand.py",
+        "kit/sweeps/points/grouped_faults.py",
+    )
     expected = [
         *wrong.places("kit/spec", "kit/validation.py", made="Invalid"),
         *wrong.places(*rooms, *later, "kit/sweeps/prepare.py", "kit/workflow", made="Fault"),

@@ -10,11 +10,11 @@ import pytest
 
 from kit import shell
 from kit.answers import run_status
+from kit.hosts.status import of
 from kit.planning.placement import RolePlacement
 from kit.planning.plan import Plan
-from kit.runs import manifest
-from kit.runs.status import of
-from kit.spec.world_size_text import PLAIN, world_text
+from kit.record import manifest
+from kit.schema.world_size_text import PLAIN, world_text
 from tests.golden.cases import CASES, SINGLES, Case, Single, planned, planned_single
 
 EVERY = [pytest.param(case, id=case.name) for case in (*CASES, *SINGLES)]

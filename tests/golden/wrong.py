@@ -25,9 +25,9 @@ from pydantic import BaseModel
 from kit import config
 from kit.config.toml_file import Table, check_values
 from kit.errors import ConfigError, Fault
-from kit.spec import models
-from kit.spec.image import ImageLock
-from kit.spec.wrong_value_messages import Form, Invalid
+from kit.schema import models
+from kit.schema.image import ImageLock
+from kit.schema.wrong_value_messages import Form, Invalid
 from tests.golden.wrong_rules import Rule, rules
 from tests.golden.wrong_values import VALUES
 from tests.support import REPO

@@ -14,7 +14,8 @@ from kit.migrate import write_job as write_migrated
 from kit.planning.plain_file import plain_script
 from kit.planning.plan import plan
 from kit.planning.plan_inputs import Site
-from kit.runs import chain, secret
+from kit.record import secret
+from kit.submit import chain
 from kit.sweeps.prepare import prepare as prepare_sweep
 from kit.validation import toml
 from kit.workflow.stages import prepare as prepare_stages

@@ -14,9 +14,10 @@ import pytest
 
 from kit import config
 from kit.errors import KitError
-from kit.images import oci
-from kit.runs import run_facts, status
-from kit.spec.run_paths import RunPaths
+from kit.hosts import status
+from kit.images.sources import oci
+from kit.record import run_facts
+from kit.schema.run_paths import RunPaths
 
 
 def tar(members: dict[str, object]) -> bytes:

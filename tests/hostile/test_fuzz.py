@@ -27,11 +27,12 @@ from hypothesis import strategies as st
 
 from kit import config
 from kit.errors import KitError
-from kit.images import oci
-from kit.runs import logs, run_facts, status
-from kit.runs.logs import Wanted
-from kit.spec.run_paths import RunPaths
-from kit.sweeps.expressions import ExpressionError, checked, evaluate
+from kit.hosts import status
+from kit.images.sources import oci
+from kit.record import logs, run_facts
+from kit.record.logs import Wanted
+from kit.schema.run_paths import RunPaths
+from kit.sweeps.points.expressions import ExpressionError, checked, evaluate
 
 _KINDS = 6
 CASES = int(os.environ.get("KIT_HOSTILE_CASES", "120"))

@@ -11,7 +11,7 @@ import pytest
 from kit.errors import ConfigError, UsageError
 from kit.migrate import write_job
 from kit.migrate.read_script import read
-from kit.spec.job import Job
+from kit.schema.job import Job
 from tests.migrate.forms import FORMS, Form
 
 pytest.importorskip("tree_sitter_bash", reason="the extra 'migrate' is not installed")

@@ -17,8 +17,8 @@ from kit import shell
 from kit.planning.plan import PlanFile
 from kit.render import plain, render
 from kit.runtimes.pyxis import mount_option
-from kit.spec.job import Job
-from kit.spec.mount import Mount
+from kit.schema.job import Job
+from kit.schema.mount import Mount
 
 # What execve(2) can carry: anything but NUL. Surrogates have no UTF-8 form and are refused (test_refused below).
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=40)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.runs.folder import write_files
+from kit.submit.folder import write_files
 from tests.golden.cases import CASES, MARK, SINGLES, Case, Single, planned, planned_single, single
 from tests.support import REPO
 

@@ -18,7 +18,7 @@ import pytest
 
 from kit import shell
 from kit.health.run_record import Record
-from kit.runs.status import Status
+from kit.hosts.status import Status
 from tests.scripts.batch_lab import BIN, LIB, BatchLab
 from tests.terminal import terminal
 

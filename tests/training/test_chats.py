@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from kit.spec.metrics import MetricsRecord
+from kit.schema.metrics import MetricsRecord
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
 pytestmark = [pytest.mark.timeout(240), pytest.mark.smoke]

@@ -25,7 +25,7 @@ from kit.allocation import allocate
 from kit.config import Resolved
 from kit.errors import ConfigError
 from kit.frameworks import megatron, megatron_options, megatron_rules, prepare
-from kit.spec.launcher import Launcher
+from kit.schema.launcher import Launcher
 from tests.support import REPO, write_job
 
 CHECKOUT = Path(os.environ.get("MEGATRON_LM", "/opt/Megatron-LM"))
@@ -345,7 +345,7 @@ def test_connections_are_judged_as_megatron_judges_them(
 @pytest.mark.parametrize("key", ["num_layers", "hidden_size", "num_attention_heads"])
 def test_a_shape_without_a_key_is_refused_by_both(key: str, ask: Ask) -> None:
     """A forgotten num_layers trained 12 layers of 768."""
-    from kit.spec.checkpoint_and_tracking import MegatronArguments
+    from kit.schema.checkpoint_and_tracking import MegatronArguments
 
     shape: dict[str, Any] = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12}
     del shape[key]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from kit.spec.metrics import SCHEMA, MetricsRecord
+from kit.schema.metrics import SCHEMA, MetricsRecord
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.smoke]
 GPT = ("--layers", 2, "--dim", 32, "--heads", 2, "--context", 32, "--batch-size", 8, "--warmup", 2, "--log-every", 1)

@@ -10,7 +10,7 @@ import pytest
 
 from kit import shell
 from kit.errors import ToolError
-from kit.runs import from_accounting, status
+from kit.hosts import from_accounting, status
 from kit.slurm import accounting
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import JobId

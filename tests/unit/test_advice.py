@@ -15,8 +15,8 @@ from pydantic import BaseModel
 from kit import config
 from kit.errors import ConfigError, Fault
 from kit.planning.plan import plan
-from kit.spec.cluster import Cluster
-from kit.spec.job import Job
+from kit.schema.cluster import Cluster
+from kit.schema.job import Job
 from kit.validation import toml
 from tests.support import REPO, make_lock, make_site, write_job
 

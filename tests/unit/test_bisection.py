@@ -27,14 +27,14 @@ from kit.bisection.search import Verdict
 from kit.cli import bisect as cli
 from kit.errors import RunError, UsageError
 from kit.health.answer import CODE, NODE, NOTHING, Answer
-from kit.runs import status, which_slurm
-from kit.runs.run_facts import Facts
-from kit.runs.workspace import Left
+from kit.hosts import status, which_slurm
+from kit.record.run_facts import Facts
+from kit.schema.set_by import SetBy
 from kit.slurm import client
 from kit.snapshots import scan
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import ListedFile
-from kit.spec.set_by import SetBy
+from kit.submit.workspace import Left
 from tests.unit.test_comparison import Made
 from tests.unit.test_comparison import made as made  # noqa: PLC0414 - a fixture
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.runs import cache_files
+from kit.record import cache_files
 
 _DAY_S = 24 * 3600
 

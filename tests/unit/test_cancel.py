@@ -11,10 +11,12 @@ import pytest
 
 from kit.cli import port_notebook
 from kit.errors import RunError
-from kit.runs import cancel, interactive, manifest, status
-from kit.runs.status import Status
+from kit.hosts import status
+from kit.hosts.status import Status
+from kit.record import manifest
+from kit.schema.run_paths import RunPaths
 from kit.slurm.client import QueuedJob
-from kit.spec.run_paths import RunPaths
+from kit.submit import cancel, interactive
 from tests.support import make_site, plan_of, write_job
 
 Told = list[str]
@@ -42,8 +44,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     def tell(*jobs: object, env: object, gently: bool = False) -> None:
         said.append("gently" if gently else "at once")
 
-    monkeypatch.setattr("kit.runs.cancel.client.cancel", tell)
-    monkeypatch.setattr("kit.runs.cancel._NOTED_S", 0.0)
+    monkeypatch.setattr("kit.submit.cancel.client.cancel", tell)
+    monkeypatch.setattr("kit.submit.cancel._NOTED_S", 0.0)
     return said
 
 
@@ -65,7 +67,7 @@ def test_c18_no_shell_and_no_server_of_another_users_run(run: Status, monkeypatc
     """They run the words of its manifest."""
     ran: list[object] = []
     monkeypatch.setattr("kit.shell.call", lambda *words, **_: ran.append(words))
-    monkeypatch.setattr("kit.runs.port_forward.serving", lambda *words: ran.append(words))
+    monkeypatch.setattr("kit.sessions.port_forward.serving", lambda *words: ran.append(words))
     monkeypatch.setattr("kit.cli.port_notebook._node", lambda *_: (run, None))
     monkeypatch.setattr("os.geteuid", lambda: run.run_dir.stat().st_uid + 1)
     with pytest.raises(RunError, match="only its owner can open a shell in it"):
@@ -97,9 +99,9 @@ def test_a5_a_script_that_does_not_answer_is_ended_by_slurm(
 def test_a5_a_script_that_answers_is_left_alone(
     run: Status, told: Told, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kit.runs.cancel._NOTED_S", 30.0)
+    monkeypatch.setattr("kit.submit.cancel._NOTED_S", 30.0)
     slept: Callable[[float], None] = lambda _seconds: record(run, answer)  # noqa: E731
-    monkeypatch.setattr("kit.runs.cancel.time.sleep", slept)
+    monkeypatch.setattr("kit.submit.cancel.time.sleep", slept)
     record(run, "start")
     cancel.cancel([run], env={})
     assert told == ["gently"]

@@ -13,11 +13,11 @@ import pytest
 from kit import git, shell, trust
 from kit.bisection import commits
 from kit.errors import ConfigError, ToolError
-from kit.runs import manifest
-from kit.runs.workspace import Left
+from kit.record import manifest
 from kit.snapshots import patch, scan
 from kit.snapshots.scan import Scan
 from kit.snapshots.store import Store
+from kit.submit.workspace import Left
 
 ROOT = Path(__file__).parents[2]
 needs_ssh = pytest.mark.skipif(shell.which("ssh") is None, reason="no ssh here: apt install openssh-client")

@@ -13,16 +13,18 @@ from typing import Any
 
 import pytest
 
-from kit import __version__, config, hold_signals, shell
+from kit import config, shell
 from kit.cli import GROUPS, completion_candidates
 from kit.cli.init import init
 from kit.cli.wait_and_follow import goes_on
 from kit.errors import ConfigError, KitError, RunError
+from kit.files import hold_signals
 from kit.images import image_lock
-from kit.runs import manifest
+from kit.record import manifest
+from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.run_paths import RunPaths
 from kit.sweeps import cancel_by_name
+from kit.version import __version__
 from kit.workflow import dependencies
 from tests.support import make_lock, make_site, plan_of, write_job
 
@@ -94,7 +96,7 @@ def test_an_unchanged_project_is_read_without_its_models(project: Path) -> None:
         shell.run([sys.executable, "-c", KIT, *words], cwd=project, env=env)
         done = shell.run([*argv, *words], cwd=project, env=env)
         assert "digits-7" in done.stdout or "digits-8" in done.stdout
-        assert not {"kit.spec.cluster", "kit.spec.job", "jinja2"} & set(done.stdout.split())
+        assert not {"kit.schema.cluster", "kit.schema.job", "jinja2"} & set(done.stdout.split())
 
 
 ENDED = """
@@ -128,9 +130,9 @@ def test_how_a_command_ends(tmp_path: Path, raised: str, code: int, said: str) -
 def test_listing_runs_imports_no_planning(tmp_path: Path) -> None:
     code = "import sys; from kit.cli import app; app(['runs'], standalone_mode=False); print(*sys.modules, sep='\\n')"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert "kit.runs.find_runs" in done.stdout
+    assert "kit.record.find_runs" in done.stdout
     assert [
-        name for name in done.stdout.splitlines() if name.startswith(("kit.planning", "kit.spec.job", "jinja2"))
+        name for name in done.stdout.splitlines() if name.startswith(("kit.planning", "kit.schema.job", "jinja2"))
     ] == []
 
 
@@ -234,7 +236,7 @@ def queued(*numbers: int) -> Callable[[str], dict[JobId, QueuedJob]]:
 
 def test_several_runs_are_cancelled_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[JobId, ...]] = []
-    monkeypatch.setattr("kit.runs.cancel.client.cancel", lambda *jobs, env, gently=False: told.append(jobs))
+    monkeypatch.setattr("kit.submit.cancel.client.cancel", lambda *jobs, env, gently=False: told.append(jobs))
     folders = [project / "runs"]
     with pytest.raises(RunError, match="nope"):
         cancel_by_name.cancel(["digits-7", "nope"], folders, queue=queued(7, 8))

@@ -10,7 +10,7 @@ import pytest
 
 from kit.errors import ConfigError
 from kit.planning import command_size
-from kit.spec.job import MOST_BYTES_OF_A_STRING
+from kit.schema.job import MOST_BYTES_OF_A_STRING
 from tests.support import plan_of, write_job
 
 JOB = 'name = "a"\nlauncher = "ddp"\nscript = "train.py"\n'

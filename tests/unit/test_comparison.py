@@ -19,14 +19,14 @@ from hypothesis import strategies as st
 from kit.cli.diff import recorded
 from kit.comparison import as_text, metric_divergence
 from kit.comparison.compare import compare
-from kit.runs.manifest import Git, Manifest, Workspace
+from kit.record.manifest import Git, Manifest, Workspace
+from kit.schema.comparison import Comparison
+from kit.schema.image import Packages
+from kit.schema.set_by import SetBy
 from kit.slurm import embedded
 from kit.snapshots import tree_listing
 from kit.snapshots.store import FOLDER, Store
 from kit.snapshots.tree_listing import ListedFile
-from kit.spec.comparison import Comparison
-from kit.spec.image import Packages
-from kit.spec.set_by import SetBy
 from tests.support import make_lock
 
 JOB = {"name": "digits", "seed": 1, "args": ["--lr", "0.1"], "resources": {"nodes": 1}}

@@ -232,7 +232,7 @@ def test_missing_and_broken_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["clusters", "mounts", "launchers"])
 def test_every_shipped_file_loads(kind: str) -> None:
-    from kit.spec import models
+    from kit.schema import models
 
     model = {"clusters": "cluster", "mounts": "mounts", "launchers": "launcher"}[kind]
     names = data_folders.names(kind, project_dir=REPO)

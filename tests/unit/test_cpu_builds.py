@@ -11,8 +11,8 @@ import pytest
 from kit import config
 from kit.errors import ConfigError
 from kit.planning.plan import Plan, plan
-from kit.runs.prepare_run import prepare
-from kit.spec.image import Packages
+from kit.schema.image import Packages
+from kit.submit.prepare_run import prepare
 from tests.support import REPO, make_lock, make_site, write_job
 from tests.unit.test_gpu_images import locked
 

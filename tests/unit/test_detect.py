@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kit.slurm.detect_cluster import gpus_of, row_name, row_of, task_prolog
+from kit.slurm.detect_cluster import row_name, row_of, task_prolog
+from kit.slurm.short_forms import count_gpus
 
 
 @pytest.mark.parametrize(
@@ -20,7 +21,7 @@ from kit.slurm.detect_cluster import gpus_of, row_name, row_of, task_prolog
     ],
 )
 def test_gpus_of_a_node(gres: str, count: int) -> None:
-    assert gpus_of(gres) == count
+    assert count_gpus(gres) == count
 
 
 @pytest.mark.parametrize(

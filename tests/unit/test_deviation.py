@@ -12,7 +12,7 @@ from kit.cli import rerun_rotate
 from kit.health import miscomputing_nodes
 from kit.health.miscomputing_nodes import Placement
 from kit.health.rotate_ranks import Rotated
-from kit.runs import avoided_nodes
+from kit.hosts import avoided_nodes
 from tests.unit.test_comparison import Made
 from tests.unit.test_comparison import made as made  # noqa: PLC0414 - a fixture
 

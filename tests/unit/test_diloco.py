@@ -14,7 +14,7 @@ from kit import config
 from kit.errors import ConfigError
 from kit.frameworks.diloco import Group, broken, least, picture, replica_groups
 from kit.planning.plan import Plan, plan
-from kit.spec.diloco import DiLoCo
+from kit.schema.diloco import DiLoCo
 from tests.support import make_lock, make_site, write_job
 
 

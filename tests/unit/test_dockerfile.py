@@ -7,15 +7,9 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ImageError
-from kit.images import (
-    build_failure,
-    buildkit,
-    dockerfile_arguments,
-    dockerfile_features,
-    dockerfile_lines,
-    dockerfile_needs,
-)
-from kit.images.build_failure import FailedBuild
+from kit.images.build import buildkit, dockerfile_arguments, dockerfile_features, dockerfile_lines, dockerfile_needs
+from kit.images.sources import build_failure
+from kit.images.sources.build_failure import FailedBuild
 
 HEAD = "ARG BASE\nFROM ${BASE}\n"
 

@@ -20,7 +20,8 @@ from kit.images import image_lock, sbom
 from kit.migrate import bash_tree
 from kit.notices import send
 from kit.reports import vega_library
-from kit.sweeps import plot, result_files, search_requirements
+from kit.sweeps.results import plot, result_files
+from kit.sweeps.search import search_requirements
 from tests.support import REPO
 
 PROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())["project"]

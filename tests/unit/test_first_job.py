@@ -14,7 +14,8 @@ import pytest
 from kit import config, data_folders, shell
 from kit.cli import init, offers
 from kit.errors import NotBuiltError, UsageError
-from kit.images import build, image_lock
+from kit.images import image_lock
+from kit.images.build import build
 from kit.slurm import embedded
 from kit.slurm.embedded import gpus
 from kit.workflow import first_job, own_packages, what_is_missing

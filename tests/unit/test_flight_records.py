@@ -16,7 +16,7 @@ import pytest
 from kit.health import flight_records
 from kit.health.run_record import Record
 from kit.health.why import explain
-from kit.runs import status
+from kit.hosts import status
 from tests.support import REPO
 from tests.unit.test_health import answered
 

@@ -16,7 +16,7 @@ from kit.forecast import free_space, gpt_program_options, past_runs, rank_memory
 from kit.forecast.free_space import Room
 from kit.forecast.gpt_program_options import GptTraining
 from kit.forecast.submit_forecast import Duration, Fit, Outlook
-from kit.runs import manifest
+from kit.record import manifest
 
 
 def _read(launcher: str, *args: str, ranks: int = 1, gpus: bool = False, every: int = 0) -> GptTraining | None:

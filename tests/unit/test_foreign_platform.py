@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from kit.errors import ImageError
-from kit.images import dockerfile_needs, foreign_platform, image_lock
-from kit.spec.image import Build, ImageSpec
+from kit.images import image_lock
+from kit.images.build import dockerfile_needs, foreign_platform
+from kit.schema.image import Build, ImageSpec
 from tests.support import REPO
 
 HERE = "linux/amd64"
@@ -54,7 +55,7 @@ def test_what_needs_no_emulator_is_built(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setitem(foreign_platform._MACHINES, "arm64", (64, "<", 0xFFFF))
     monkeypatch.delenv("DOCKER_HOST", raising=False)
     started = list[Any]()
-    monkeypatch.setattr("kit.images.foreign_platform.shell.run", lambda argv, **_: started.append(argv))
+    monkeypatch.setattr("kit.images.build.foreign_platform.shell.run", lambda argv, **_: started.append(argv))
     require(tmp_path, "COPY x /x\n", base=REFERENCE, python={"platforms": ["manylinux_2_28_aarch64"]})
     for platform in (HERE, "linux/amd64/v3", "linux/386"):
         require(tmp_path, "RUN true\n", base=REFERENCE, build={"platform": platform})

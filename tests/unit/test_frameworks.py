@@ -13,7 +13,7 @@ from kit import config, frameworks
 from kit.errors import ConfigError
 from kit.frameworks import deepspeed
 from kit.planning.plan import Plan, plan
-from kit.spec.launcher import FrameworkName, Launcher
+from kit.schema.launcher import FrameworkName, Launcher
 from tests.support import REPO, make_lock, make_site, plan_of, write_job
 
 BASE = {"name": "x", "image": "train-cpu", "resources": {"nodes": 2, "gpus_per_node": 2}}

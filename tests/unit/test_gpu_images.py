@@ -10,9 +10,9 @@ import pytest
 
 from kit.config import load_model
 from kit.errors import LockError
-from kit.images import dockerfile_needs, requirements_lock
+from kit.images.build import dockerfile_needs, requirements_lock
 from kit.planning.cpu_builds import cpu_build
-from kit.spec.image import ImageSpec, Packages
+from kit.schema.image import ImageSpec, Packages
 from tests.support import REPO
 
 IMAGES = ("train-gpu", "frameworks-gpu")

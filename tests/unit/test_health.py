@@ -15,21 +15,20 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.health import (
+from kit.health import next_command, progress
+from kit.health.answer import Answer, Rule, filled
+from kit.health.rules import (
     batch_log_rules,
     framework_rules,
-    next_command,
     pending_reasons,
     program_rules,
-    progress,
     slurm_state_rules,
     stall_cause_rules,
 )
-from kit.health.answer import Answer, Rule, filled
 from kit.health.run_record import Record
 from kit.health.why import explain
+from kit.hosts import status
 from kit.ledger.read_run import SPENT
-from kit.runs import status
 from kit.slurm.client import JobId, QueuedJob
 from tests.support import REPO
 from tests.why.cases import CASES

@@ -21,7 +21,7 @@ from pathlib import Path
 import pytest
 
 from kit import __main__ as command
-from kit.runs import metrics
+from kit.record import metrics
 from tests.support import REPO
 from tests.unit.test_reports import make
 

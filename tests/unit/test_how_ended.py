@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from kit.errors import SlurmError
-from kit.runs import manifest, status
+from kit.hosts import status
+from kit.record import manifest
+from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.run_paths import RunPaths
 from tests.unit.test_status import run_dir
 
 __all__ = ["run_dir"]

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from kit.errors import ImageError, KitError, UsageError
-from kit.images import compressed_tars, importing, oci, squash_and_lock
+from kit.images import importing, squash_and_lock
 from kit.images.progress import Silent
+from kit.images.sources import compressed_tars, oci
 from tests.cluster import image_corpus as corpus
 
 LAYER = corpus.tar_of([corpus.d("a"), corpus.f("a/b", "content" * 999)])

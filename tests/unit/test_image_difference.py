@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from kit.errors import LockError
-from kit.images import difference, image_lock, importing, oci, squash_and_lock
-from kit.images.layer_bytes import Blob
+from kit.images import difference, image_lock, importing, squash_and_lock
 from kit.images.progress import Silent
+from kit.images.sources import oci
+from kit.images.sources.layer_bytes import Blob
 from tests.cluster import image_corpus as corpus
 
 

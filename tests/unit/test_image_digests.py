@@ -81,7 +81,7 @@ def test_a_memory_that_somebody_else_may_write_is_not_believed(
 @pytest.mark.usefixtures("memory")
 def test_an_image_of_the_right_size_and_other_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """C2: another member of a shared store's group replaced it; only `verify-image --full` saw it."""
-    monkeypatch.setattr("kit.images.sqshfile.check", lambda *_, **__: None)
+    monkeypatch.setattr("kit.images.squash.sqshfile.check", lambda *_, **__: None)
     lock = make_lock()
     path = store.path(tmp_path, lock.sha256)
     path.parent.mkdir()

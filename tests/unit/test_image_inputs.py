@@ -14,9 +14,10 @@ import pytest
 
 from kit.config import load_model
 from kit.errors import ConfigError, ImageError, UsageError
-from kit.images import base_image, build_context, host_apt_sources, image_reference, wheels
-from kit.images.engine_hints import registry_hint
-from kit.spec.image import Bootstrap, ImageSpec, PythonPackages
+from kit.images.build import base_image, build_context, host_apt_sources, wheels
+from kit.images.sources import image_reference
+from kit.images.sources.engine_hints import registry_hint
+from kit.schema.image import Bootstrap, ImageSpec, PythonPackages
 from tests.support import REPO
 
 SPEC = ImageSpec.model_validate({"base": {"reference": "x"}})

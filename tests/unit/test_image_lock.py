@@ -11,7 +11,7 @@ import pytest
 from kit import data_folders
 from kit.errors import ConfigError, ImageError, LockError
 from kit.images import check_against_lock, image_lock, store, store_contents
-from kit.spec.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
+from kit.schema.image import ImageConfig, ImageLock, LockedBase, LockedTools, Packages, Squash
 from tests.support import REPO
 
 

@@ -10,20 +10,11 @@ import pytest
 
 from kit import shell
 from kit.errors import ConfigError, ImageError, LockError, UsageError
-from kit.images import (
-    build,
-    build_without_engine,
-    buildkit,
-    difference,
-    dockerfile_needs,
-    first_image,
-    importing,
-    requirements_lock,
-    sqsh_tar,
-    squash_and_lock,
-)
+from kit.images import difference, importing, squash_and_lock
+from kit.images.build import build, build_without_engine, buildkit, dockerfile_needs, first_image, requirements_lock
 from kit.images.progress import Silent
-from kit.spec.image import Build, BuildSecret, ImageConfig, ImageSpec, PythonPackages
+from kit.images.squash import sqsh_tar
+from kit.schema.image import Build, BuildSecret, ImageConfig, ImageSpec, PythonPackages
 from tests.cluster import image_corpus as corpus
 
 

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ImageError
-from kit.images import gzip_layer_reader, layer_bytes, layer_tree, oci, tar_headers, tree_edits, tree_stream
-from kit.images.gzip_layer_reader import GzipTar
-from kit.images.layer_bytes import Blob
+from kit.images.sources import gzip_layer_reader, layer_bytes, layer_tree, oci, tar_headers, tree_edits, tree_stream
+from kit.images.sources.gzip_layer_reader import GzipTar
+from kit.images.sources.layer_bytes import Blob
 from tests.cluster import image_corpus as corpus
 from tests.support import REPO
 
@@ -170,7 +170,7 @@ _MEASURED = """
 import resource, sys
 from pathlib import Path
 from kit.images import layer_tree, tree_stream
-from kit.images.tree_edits import Edit
+from kit.images.sources.tree_edits import Edit
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 before = peak()

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 
 from kit.config import load_model
 from kit.errors import ConfigError, ImageError, UsageError
-from kit.images import build_context, dockerfile_needs, repository_context, repository_image
-from kit.images.repository_image import RepositoryOptions
-from kit.spec.image import ImageSpec
+from kit.images.build import build_context, dockerfile_needs, repository_context, repository_image
+from kit.images.build.repository_image import RepositoryOptions
+from kit.schema.image import ImageSpec
 
 HEAD = "FROM debian:12\n"
 

@@ -10,8 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit.errors import ImageError
-from kit.images import layer_tree, tree_edits, tree_stream
-from kit.images.tree_edits import Edit
+from kit.images.sources import layer_tree, tree_edits, tree_stream
+from kit.images.sources.tree_edits import Edit
 from tests.cluster import image_corpus as corpus
 
 # A layer's own tree: name -> content, a folder's content, or a link's target. A folder that is opaque holds the mark.

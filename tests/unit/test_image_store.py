@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from kit.errors import ImageError
-from kit.images import cross_host_lock, store, store_contents, store_notes
-from kit.owning_process import Owner
+from kit.files import cross_host_lock
+from kit.files.owning_process import Owner
+from kit.images import store, store_contents, store_notes
 from tests.cluster.image_lab import wait_until
 
 

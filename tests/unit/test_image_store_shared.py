@@ -13,8 +13,9 @@ import pytest
 
 from kit import data_folders
 from kit.errors import ImageError
-from kit.images import cross_host_lock, image_lock, squash_and_lock, store, store_contents, store_safety
-from kit.spec.image import Squash
+from kit.files import cross_host_lock
+from kit.images import image_lock, squash_and_lock, store, store_contents, store_safety
+from kit.schema.image import Squash
 from tests.support import make_lock
 from tests.unit.test_image_lock import stored
 

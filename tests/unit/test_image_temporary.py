@@ -10,9 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from kit.images import base_image, build_context, image_lock, requirements_lock, store, temporary_names, wheels
-from kit.owning_process import Owner
-from kit.spec.image import Bootstrap, ImageLock, PythonPackages
+from kit.files import temporary_names
+from kit.files.owning_process import Owner
+from kit.images import image_lock, store
+from kit.images.build import base_image, build_context, requirements_lock, wheels
+from kit.schema.image import Bootstrap, ImageLock, PythonPackages
 from tests.support import REPO
 
 

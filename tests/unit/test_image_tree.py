@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kit.errors import ImageError
-from kit.images import enroot_layout, layer_tree, tree_edits, tree_stream
-from kit.spec.image import ImageConfig
+from kit.images.sources import layer_tree, tree_edits, tree_stream
+from kit.images.squash import enroot_layout
+from kit.schema.image import ImageConfig
 
 # What execve(2) can carry.
 words = st.text(st.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=30)

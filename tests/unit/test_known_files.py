@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError
-from kit.runs import find_runs, known_files, which_slurm
-from kit.runs.known_files import KnownCluster
+from kit.hosts import which_slurm
+from kit.record import find_runs, known_files
+from kit.record.known_files import KnownCluster
 from kit.slurm.embedded import EmbeddedCluster, find_cluster
 
 Kept = Callable[[], dict[str, object]]

@@ -12,8 +12,8 @@ import pytest
 from kit.health import last_step
 from kit.health.run_record import Record
 from kit.health.why import explain, with_last_step
+from kit.hosts import status
 from kit.ledger import find
-from kit.runs import status
 from kit.slurm.client import QueuedJob
 from tests.support import REPO
 

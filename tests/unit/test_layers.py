@@ -86,10 +86,13 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bool, str]
     rounds: dict[str, dict[str, str]] = {
         "nothing": {},
         "docker": {_file(name): "import docker" for name in _packages()},
-        "docker in images": {"kit/images/base_image.py": "import docker"},
+        "docker in images": {"kit/images/build/base_image.py": "import docker"},
         "torch": {_file("frameworks"): "import torch"},
-        "subprocess": {_file("runs"): "import subprocess"},
+        "subprocess": {_file("record"): "import subprocess"},
         "room": {"kit/unheard_of.py": ""},
+        # Each already imports the other.
+        "lazy circle": {"kit/record/manifest.py": "def look():\n    from kit.record import run_facts"},
+        "lazy circle of inner rooms": {"kit/sweeps/points/expand.py": "def look():\n    from kit.sweeps.results import plot"},
     }
     for module, above in _upward():
         rounds[f"{module} -> {above}"] = {_file(module): f"import kit.{above}"}
@@ -130,6 +133,17 @@ def test_what_no_room_may_import_is_refused(said: dict[str, tuple[bool, str]], n
     kept, text = said[name]
     assert not kept
     assert f"-> {name} (" in text
+
+
+def test_a_circle_is_refused_inside_a_room_too_by_an_import_in_a_function(said: dict[str, tuple[bool, str]]) -> None:
+    for name, arrow in (
+        ("lazy circle", ".run_facts"),
+        ("lazy circle of inner rooms", ".results"),
+    ):
+        kept, text = said[name]
+        assert not kept
+        assert "No cycles are allowed in kit." in text
+        assert arrow in text
 
 
 def test_a_room_without_a_floor_is_refused(said: dict[str, tuple[bool, str]]) -> None:

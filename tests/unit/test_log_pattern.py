@@ -10,8 +10,8 @@ import pytest
 from kit.errors import ConfigError, RunError
 from kit.planning.plan import Plan
 from kit.planning.sbatch_header import header
-from kit.runs import output_folders
-from kit.runs.prepare_run import prepare
+from kit.submit import output_folders
+from kit.submit.prepare_run import prepare
 from kit.sweeps import prepare as sweeps
 from tests.support import plan_of, write_job
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from kit import safe_text, shell
+from kit import shell
 from kit.errors import UsageError
-from kit.runs import logs
-from kit.runs.logs import Wanted
+from kit.files import safe_text
+from kit.record import logs
+from kit.record.logs import Wanted
 from tests.support import write_job
 
 HOSTILE = b"\x1b]0;owned\x07\x1b]52;c;cm0gLXJm\x07\x1b[2J\x1b[1A\rrank-9 | forged\nrank-8 | forged too\x85\xe2\x80\xae\xc2\x9b31m\n"

@@ -13,8 +13,8 @@ import pytest
 
 from kit import shell
 from kit.loopback_owner import OwnSocket, user_of
-from kit.runs import port_forward
 from kit.serve import listen
+from kit.sessions import port_forward
 
 NOBODY = 65534
 # Opens so many connections, says nothing, and prints when all of them have been closed.

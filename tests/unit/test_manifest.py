@@ -12,13 +12,14 @@ import pytest
 
 from kit import config, shell
 from kit.planning.plan import Plan
-from kit.runs import folder, manifest
-from kit.runs.manifest import Git, Manifest, git_state
-from kit.spec.cluster import Cluster
-from kit.spec.image import ImageLock
-from kit.spec.job import Job
-from kit.spec.launcher import Launcher
-from kit.spec.run_paths import RunPaths
+from kit.record import manifest
+from kit.record.manifest import Git, Manifest, git_state
+from kit.schema.cluster import Cluster
+from kit.schema.image import ImageLock
+from kit.schema.job import Job
+from kit.schema.launcher import Launcher
+from kit.schema.run_paths import RunPaths
+from kit.submit import folder
 from kit.sweeps import prepare as sweeps
 from tests.support import plan_of, write_job
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
+from kit.hosts import submission
 from kit.mcp import spending, tools
 from kit.mcp.session import AgentSession
 from kit.mcp.spending import Spent
-from kit.runs import submission
+from kit.schema.run_paths import RunPaths
 from kit.slurm import tolerant_reader
-from kit.spec.run_paths import RunPaths
 from tests.unit.test_submission import TAKES
 
 JOB = 'name = "job"\nlauncher = "ddp"\nscript = "train.py"\n[resources]\nnodes = 2\ntime = "00:30:00"\n'
@@ -266,7 +266,7 @@ def test_a_run_of_somebody_else_is_refused(
 ) -> None:
     run = desk.submit()
     euid = os.geteuid()
-    monkeypatch.setattr("kit.runs.own_run.os.geteuid", lambda: euid + 1)
+    monkeypatch.setattr("kit.record.own_run.os.geteuid", lambda: euid + 1)
     named: dict[str, Any] = {"runs": [run]} if tool == "wait_for_runs" else {"run": run}
     assert "only its owner can" in desk.refused(tool, **named)
     assert not (desk.site / "cancelled").exists()
@@ -352,7 +352,7 @@ print(plan_id, flush=True)
 {kill}
 call("submit_run", plan_id=plan_id)
 """
-AT_ONCE = "from kit.runs import submit\nsubmit.submit = lambda _: os.kill(os.getpid(), 9)"
+AT_ONCE = "from kit.submit import submit\nsubmit.submit = lambda _: os.kill(os.getpid(), 9)"
 
 
 def _killed(desk: Desk, kill: str) -> str:

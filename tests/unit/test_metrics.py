@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from kit.runs import metrics
-from kit.spec.metrics import MetricsRecord
+from kit.record import metrics
+from kit.schema.metrics import MetricsRecord
 from kit.sweeps.run_metrics_cache import metrics_of
 
 

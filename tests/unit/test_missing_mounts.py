@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.runs import missing_mounts
+from kit.submit import missing_mounts
 from tests.support import make_site, plan_of, write_job
 
 JOB = """\

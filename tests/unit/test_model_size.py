@@ -11,12 +11,12 @@ import pytest
 from kit import config, model_size
 from kit.errors import UsageError
 from kit.model_size import Shape
-from kit.spec.lookup_table import Table
-from kit.spec.sweep import Sweep
-from kit.sweeps.expand import expand
+from kit.schema.lookup_table import Table
+from kit.schema.sweep import Sweep
+from kit.sweeps.points.expand import expand
+from kit.sweeps.points.program_options import read_option
+from kit.sweeps.points.table_lookup import Tables
 from kit.sweeps.prepare import prepare
-from kit.sweeps.program_options import read_option
-from kit.sweeps.table_lookup import Tables
 from tests.support import REPO
 
 # Totals that the models' authors publish.

@@ -11,7 +11,7 @@ import pytest
 
 from kit.health import failing_nodes
 from kit.health.failing_nodes import FailedRun, NodeRecord
-from kit.runs import status
+from kit.hosts import status
 from tests.support import REPO
 
 KILLED, RAISED = (REPO / "tests" / "why" / name for name in ("segfault", "exception"))

@@ -21,13 +21,13 @@ import pytest
 
 from kit import config, shell
 from kit.errors import ConfigError
+from kit.hosts import status as of
 from kit.notices import send
 from kit.notices.happened import happened
 from kit.notices.send_once import tell
-from kit.runs import secret
-from kit.runs import status as of
-from kit.spec.job import Job
-from kit.spec.notify import Event
+from kit.record import secret
+from kit.schema.job import Job
+from kit.schema.notify import Event
 from tests.endpoints import Hook, mailbox, webhook
 from tests.support import REPO
 

@@ -19,7 +19,7 @@ from kit.health import rank_logs
 from kit.observed import event_file, log_line, run_log, tables, wandb_file
 from kit.observed.figures import Points
 from kit.observed.metric_names import chosen, standard
-from kit.runs import metrics
+from kit.record import metrics
 from kit.sweeps.run_metrics_cache import metrics_of, of, same_metric
 
 RECORDED = Path(__file__).parent / "observed"

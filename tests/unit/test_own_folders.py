@@ -11,12 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from kit import own_folders, shell
+from kit import shell
 from kit.errors import RunError
+from kit.files import own_folders
 from kit.images import store_safety
-from kit.runs import folder, shared_trust
 from kit.snapshots import scan
 from kit.snapshots.store import Store
+from kit.submit import folder, shared_trust
 from tests.support import make_site, plan_of, write_job
 
 NOBODY = 65534

@@ -8,8 +8,9 @@ import pytest
 
 from kit.config import load_model
 from kit.errors import UsageError
-from kit.images import dockerfile_needs, image_lock
-from kit.spec.image import ImageSpec
+from kit.images import image_lock
+from kit.images.build import dockerfile_needs
+from kit.schema.image import ImageSpec
 from kit.workflow import own_image, own_packages, requirement_files
 from kit.workflow.own_image import OwnImage
 from tests.support import REPO

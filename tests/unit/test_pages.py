@@ -14,8 +14,8 @@ import typer
 
 from kit import shell
 from kit.cli import app
-from kit.spec import models
-from kit.spec.declared_keys import Declared
+from kit.schema import models
+from kit.schema.declared_keys import Declared
 from tests.browser import NEEDED, PROGRAM, Browser, Page
 from tests.pages import PAGES, blocks, kit_commands, matches, name_of
 from tests.support import REPO

@@ -11,7 +11,7 @@ import pytest
 
 from kit import render
 from kit.planning.parts import PARTS, Part, file_names
-from kit.spec.preflight_monitor_retry import Watch
+from kit.schema.preflight_monitor_retry import Watch
 from tests.golden.cases import CASES, Case, planned
 from tests.support import NODE, REPO
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from kit import prepare_data, shell
-from kit.runs import manifest
-from kit.runs.prepare_run import prepare
+from kit.record import manifest
+from kit.submit.prepare_run import prepare
 from tests.support import REPO
 
 JOB = """

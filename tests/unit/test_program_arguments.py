@@ -14,10 +14,10 @@ from kit.config.program_arguments import ProgramWords, changes, merged, split, t
 from kit.errors import ConfigError
 from kit.planning import rank_files
 from kit.planning.plan import Plan
-from kit.runs import prepare_run
-from kit.spec.set_by import SetBy
+from kit.schema.set_by import SetBy
+from kit.submit import prepare_run
 from kit.sweeps import prepare as sweeps
-from kit.sweeps.program_options import with_option
+from kit.sweeps.points.program_options import with_option
 from tests.support import REPO, write_job
 
 JOB = 'name = "digits"\nlauncher = "ddp"\nscript = "train.py"\nargs = ["--lr", "0.1", "--amp"]\n'

@@ -12,7 +12,7 @@ from kit import config
 from kit.errors import ConfigError
 from kit.frameworks.program_releases import nearest_release
 from kit.planning.plan import Plan, plan
-from kit.spec.image import Packages
+from kit.schema.image import Packages
 from tests.support import make_lock, make_site, write_job
 
 SHAPE = {"num_layers": 12, "hidden_size": 768, "num_attention_heads": 12, "train_iters": 10}

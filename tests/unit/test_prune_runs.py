@@ -14,12 +14,14 @@ import typer
 from typer.testing import CliRunner
 
 from kit import data_folders
+from kit.archive import prune
+from kit.archive.prune import Wish
 from kit.cli import prune_runs, wait_and_follow
 from kit.errors import RunError
-from kit.runs import find_runs, manifest, prune, status
-from kit.runs.prune import Wish
+from kit.hosts import status
+from kit.record import find_runs, manifest
+from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.run_paths import RunPaths
 from tests.support import make_site, plan_of, write_job
 
 DAY = 24 * 3600.0

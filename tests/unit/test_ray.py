@@ -22,7 +22,7 @@ import pytest
 from kit import config
 from kit.errors import ConfigError
 from kit.planning.plan import Plan, plan
-from kit.spec.image import Packages
+from kit.schema.image import Packages
 from tests.support import REPO, make_lock, make_site, plan_of, write_job
 
 JOB = 'name = "x"\nlauncher = "ray"\nimage = "train-cpu"\nscript = "train.py"\n{top}\n'

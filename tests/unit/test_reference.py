@@ -10,10 +10,10 @@ import pytest
 import typer
 
 from kit.cli import app
-from kit.spec import run_events
-from kit.spec.job import RankVariable
-from kit.spec.rank_variables import OF_THE_RANK, OF_THE_RUN
-from kit.spec.run_exit_codes import RunExitCode
+from kit.schema import run_events
+from kit.schema.job import RankVariable
+from kit.schema.rank_variables import OF_THE_RANK, OF_THE_RUN
+from kit.schema.run_exit_codes import RunExitCode
 from tests.support import REPO
 from tests.unit.test_health import ids
 

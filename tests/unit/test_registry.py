@@ -13,11 +13,14 @@ import pytest
 
 from kit import shell
 from kit.errors import RunError
-from kit.owning_process import Owner
-from kit.runs import atomic_write, find_runs, folder, manifest, status
-from kit.runs.manifest import Imported, Manifest
-from kit.runs.unmade_points import POINTS
-from kit.spec.run_paths import RunPaths
+from kit.files import atomic_write
+from kit.files.owning_process import Owner
+from kit.hosts import status
+from kit.record import find_runs, manifest
+from kit.record.manifest import Imported, Manifest
+from kit.record.unmade_points import POINTS
+from kit.schema.run_paths import RunPaths
+from kit.submit import folder
 from tests.support import make_site, plan_of, write_job
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -163,7 +166,7 @@ def test_the_index_follows_what_changes(runs: Path, cache: Path, record: Manifes
 
 def test_an_index_is_used(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = find_runs.find_all([runs])
-    monkeypatch.setattr("kit.runs.run_facts.read", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("kit.record.run_facts.read", lambda _: pytest.fail("read again"))
     assert find_runs.find_all([runs]) == before
     assert find_runs.find_one("3", [runs]).name == "d-3"
 
@@ -180,7 +183,7 @@ def test_the_status_of_one_run_reads_its_manifest_once(
     assert state() == ("COMPLETED", 0, 0)
     assert len(find_runs.find_all([runs])) == 4
     with monkeypatch.context() as patch:
-        patch.setattr("kit.runs.manifest.read", lambda _: pytest.fail("read again"))
+        patch.setattr("kit.record.manifest.read", lambda _: pytest.fail("read again"))
         with RunPaths(runs / "d-2").events.open("a") as file:
             file.write(event("start", job_id=2, restart=1) + event("end", exit_code=7))
         assert state() == ("FAILED", 1, 7)

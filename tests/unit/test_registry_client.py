@@ -15,12 +15,12 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ImageError, ToolError
-from kit.images import image_reference
-from kit.images.registry_client import CannotAskError, Client
-from kit.remote import connection
-from kit.remote.connection import Connection
+from kit.images.sources import image_reference
+from kit.images.sources.registry_client import CannotAskError, Client
+from kit.schema.cluster import SshRules
 from kit.shell import Exchanged
-from kit.spec.cluster import SshRules
+from kit.ssh import connection
+from kit.ssh.connection import Connection
 
 BLOB = f"sha256:{'0' * 64}"
 Answer = Callable[[BaseHTTPRequestHandler], None]

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 
 from kit.errors import ConfigError, ToolError
-from kit.remote import run_folder_mirror as mirrors
-from kit.remote import shell_program
-from kit.remote.answers import Reply
-from kit.runs import pair_relay, remote_clusters
-from kit.runs.remote_clusters import RemoteCluster
-from kit.spec.cluster import Cluster, RelayRules
+from kit.hosts import pair_relay, remote_clusters
+from kit.hosts.remote_clusters import RemoteCluster
+from kit.schema.cluster import Cluster, RelayRules
+from kit.ssh import run_folder_mirror as mirrors
+from kit.ssh import shell_program
+from kit.ssh.answers import Reply
 from tests.support import REPO
 from tests.unit.test_remote import sh
 

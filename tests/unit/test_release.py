@@ -26,7 +26,7 @@ def checkout(tmp_path: Path) -> Path:
     (tmp_path / "scripts").mkdir()
     shutil.copy(REPO / "scripts/release.sh", tmp_path / "scripts")
     (tmp_path / "kit").mkdir()
-    (tmp_path / "kit/__init__.py").write_text('__version__ = "1.2.3"\n')
+    (tmp_path / "kit/version.py").write_text('__version__ = "1.2.3"\n')
     (tmp_path / "CHANGELOG.md").write_text("# Changelog\n\n## [Unreleased]\n\n## [1.2.3] - 2026-12-01\n")
     for words in ("init -q", "add -A", "-c user.name=a -c user.email=a@b commit -qm first"):
         shell.run(["git", *words.split()], cwd=tmp_path)
@@ -55,7 +55,7 @@ def test_the_archives_have_the_version_of_kit(tmp_path: Path) -> None:
     """With a version of its own in pyproject.toml, a wheel of 0.2.0 would hold a kit that says 0.1.0."""
     (tmp_path / "kit").mkdir()
     shutil.copy(REPO / "pyproject.toml", tmp_path)
-    (tmp_path / "kit/__init__.py").write_text('__version__ = "9.8.7"\n')
+    (tmp_path / "kit/version.py").write_text('__version__ = "9.8.7"\n')
     assert shell.run([sys.executable, "-m", "hatchling", "version"], cwd=tmp_path).stdout == "9.8.7"
 
 

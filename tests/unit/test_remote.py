@@ -17,11 +17,11 @@ import pytest
 
 from kit.config import load_model
 from kit.errors import ConfigError, ToolError
-from kit.remote import answers, run_folder_mirror, shell_program
-from kit.remote.run_folder_mirror import Mirror
-from kit.runs import remote_clusters
+from kit.hosts import remote_clusters
+from kit.schema.cluster import Cluster
 from kit.slurm import client
-from kit.spec.cluster import Cluster
+from kit.ssh import answers, run_folder_mirror, shell_program
+from kit.ssh.run_folder_mirror import Mirror
 
 HOSTILE = ["", " ", "'", '"', "$(touch owned)", "`touch owned`", "a\nb", "-x", "\\", "*", "ü"]
 

@@ -15,10 +15,10 @@ from pathlib import Path
 import pytest
 
 from kit import shell
+from kit.hosts import status
 from kit.ledger import read_run
 from kit.reports import charts, collect, gpu_samples, make_report, page, step_times
-from kit.runs import status
-from kit.spec.sweep import Value
+from kit.schema.sweep import Value
 from tests.unit.test_sweep_results import write_sweep
 
 BEGAN = 1_800_000_000.0

@@ -14,15 +14,17 @@ from pathlib import Path
 
 import pytest
 
-from kit import config, data_folders, shell, untrusted_files
+from kit import config, data_folders, shell
 from kit.comparison import keys
 from kit.errors import ConfigError, KitError, LockError, RunError
+from kit.files import untrusted_files
 from kit.planning.plan import Plan
-from kit.runs import checkpoint_steps, folder, manifest, prepare_run, rerun, run_facts, submit, workspace
-from kit.runs.manifest import Manifest
-from kit.runs.prepare_run import Prepared
-from kit.spec.run_paths import RunPaths
-from kit.spec.set_by import SetBy
+from kit.record import checkpoint_steps, manifest, run_facts
+from kit.record.manifest import Manifest
+from kit.schema.run_paths import RunPaths
+from kit.schema.set_by import SetBy
+from kit.submit import folder, prepare_run, rerun, submit, workspace
+from kit.submit.prepare_run import Prepared
 from kit.sweeps import prepare as sweeps
 from tests.support import make_lock, write_job
 

@@ -12,11 +12,11 @@ from kit import config
 from kit.errors import ConfigError, Fault
 from kit.frameworks import rl
 from kit.planning.plan import Plan, plan
-from kit.spec.checkpoint_and_tracking import Checkpoint
-from kit.spec.image import Packages
-from kit.spec.launcher import Launcher
-from kit.spec.rl_and_sft import Rl
-from kit.spec.role_programs import Programs
+from kit.schema.checkpoint_and_tracking import Checkpoint
+from kit.schema.image import Packages
+from kit.schema.launcher import Launcher
+from kit.schema.rl_and_sft import Rl
+from kit.schema.role_programs import Programs
 from tests.support import REPO, make_lock, make_site, write_job
 
 

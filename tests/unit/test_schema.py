@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kit.spec import schemas
+from kit.schema import schemas
 from tests.support import REPO
 
 

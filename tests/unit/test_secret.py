@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError
-from kit.runs import secret
-from kit.spec.job import Job
+from kit.record import secret
+from kit.schema.job import Job
 
 
 def gathered(folder: Path, name: str, text: str) -> dict[str, str]:

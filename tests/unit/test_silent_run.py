@@ -10,9 +10,10 @@ import pytest
 
 from kit.answers import explain_run
 from kit.errors import ToolError
-from kit.health import silence, stall_rules
+from kit.health import silence
+from kit.health.rules import stall_rules
 from kit.health.run_record import Record
-from kit.runs import stacks
+from kit.sessions import stacks
 from tests.unit.test_last_step import record, run_with
 
 REDUCES = "    all_reduce (/opt/torch/distributed/distributed_c10d.py:2810)\n    communicate (/workspace/train.py:80)\n"

@@ -8,8 +8,8 @@ import pytest
 
 from kit.planning import site_shell
 from kit.planning.plan import Plan
-from kit.remote import shell_program
-from kit.spec.job import Job
+from kit.schema.job import Job
+from kit.ssh import shell_program
 from tests.support import make_site, plan_of, write_job
 
 HEAD = 'name = "x"\nlauncher = "ddp"\n'

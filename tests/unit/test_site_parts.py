@@ -14,7 +14,7 @@ from kit import config
 from kit.config.site_parts import PHASES, SitePart, read_site_parts
 from kit.errors import ConfigError
 from kit.planning import parts
-from kit.spec.cluster import Cluster
+from kit.schema.cluster import Cluster
 from tests.golden.cases import CASES, planned
 from tests.support import REPO
 

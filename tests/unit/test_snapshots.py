@@ -16,13 +16,14 @@ from pathlib import Path
 import pytest
 from pathspec import GitIgnoreSpec
 
-from kit import config, untrusted_files
+from kit import config
 from kit.errors import ConfigError, RunError
-from kit.runs import prepare_run, workspace
+from kit.files import untrusted_files
 from kit.snapshots import chosen_files, patch, scan, tree_listing
 from kit.snapshots.scan import Scan
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import ListedFile
+from kit.submit import prepare_run, workspace
 from kit.sweeps import prepare as sweeps
 from tests.support import write_job
 
@@ -263,7 +264,7 @@ def test_a_file_that_cannot_be_read_is_named(repo: Path, monkeypatch: pytest.Mon
             return whole(path)
         raise PermissionError(13, "Permission denied", str(path))
 
-    monkeypatch.setattr("kit.untrusted_files.open_regular", refuse)
+    monkeypatch.setattr("kit.files.untrusted_files.open_regular", refuse)
     with pytest.raises(ConfigError) as caught:
         taken(repo)
     assert [fault.problem for fault in caught.value.faults][-1] == "train.py cannot be read: Permission denied"
@@ -301,7 +302,7 @@ def test_what_was_read_before_is_not_read_again(repo: Path, monkeypatch: pytest.
         read.append(Path(path))
         return whole(path)
 
-    monkeypatch.setattr("kit.untrusted_files._open", noted)
+    monkeypatch.setattr("kit.files.untrusted_files._open", noted)
     assert put(repo, kept) == first
     assert {path.name for path in read if path.is_relative_to(repo)} == {".kitignore"}
     read.clear()

@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from kit.cli import app
 from kit.health import stack_groups
-from kit.runs import stacks
+from kit.sessions import stacks
 from tests.unit.test_stall import BROADCAST, SUM, WHY, rank_file
 
 

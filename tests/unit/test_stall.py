@@ -14,11 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from kit import shell
-from kit.health import progress, stall_rules
+from kit.health import progress
 from kit.health.answer import Answer
+from kit.health.rules import stall_rules
 from kit.health.run_record import Record
 from kit.health.why import explain
-from kit.runs import status
+from kit.hosts import status
 from tests.support import REPO
 
 AWK = REPO / "templates" / "lib" / "stall.awk"

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 
-from kit import untrusted_files
+from kit.files import untrusted_files
 from kit.health import collectives, progress, stall_evidence
 from kit.health.answer import Answer
 from kit.health.collectives import Collective
 from kit.health.run_record import Record
 from kit.health.why import explain
-from kit.runs import status
+from kit.hosts import status
 from tests.support import REPO
 from tests.unit.test_stall import NOW, SUM, judged, looks, rank_file
 

@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.runs import manifest, run_facts, status
+from kit.hosts import status
+from kit.record import manifest, run_facts
+from kit.schema.run_paths import RunPaths
 from kit.shell import Completed
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.run_paths import RunPaths
 from tests.support import make_site, plan_of, write_job
 
 SUBMITTED = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -92,7 +93,7 @@ def test_a_run_is_asked_about_every_five_seconds_and_when_its_record_turns(
             60.0: {"event": "end", "exit_code": "0"},
         },
     )
-    monkeypatch.setattr("kit.runs.status.time", clock)
+    monkeypatch.setattr("kit.hosts.status.time", clock)
     # The batch script has merged the logs when Slurm says that the job has ended.
     RunPaths(run_dir).closed.write_text("60.5\n")
     asked: list[float] = []
@@ -185,7 +186,7 @@ def of_another(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _asked(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.slurm.run_local_or_ssh.run", controller.run)
-    monkeypatch.setattr("kit.runs.which_slurm.is_up", lambda _name: True)
+    monkeypatch.setattr("kit.hosts.which_slurm.is_up", lambda _name: True)
 
 
 def test_a_colleagues_running_job_is_asked_for_by_its_number(of_another: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -209,7 +210,7 @@ def test_a_colleagues_run_is_lost_only_where_slurm_shows_all_jobs(
 def test_a_colleagues_run_on_a_cluster_that_cannot_be_asked_is_unknown(
     of_another: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kit.runs.which_slurm.is_up", lambda _name: False)
+    monkeypatch.setattr("kit.hosts.which_slurm.is_up", lambda _name: False)
     (found,) = status.of([of_another], queue=lambda _cluster: {})
     assert found.state == "UNKNOWN"
     assert "does not show you" in found.reason
@@ -234,7 +235,7 @@ def test_one_run_that_cannot_be_read_ends_no_list(run_dir: Path, tmp_path: Path)
     (runs / "inside").symlink_to("closed/state")
     program = (
         "import os, sys, pathlib, pydantic_core\n"
-        "from kit.runs import index, foreign_runs\n"
+        "from kit.record import index, foreign_runs\n"
         "index.runs(pathlib.Path(sys.argv[1])); os.seteuid(65534)\n"
         "found = {path.name: one.problem for path, one in index.runs(pathlib.Path(sys.argv[1]))}\n"
         "print(sorted(found), bool(found['closed']), foreign_runs.hides_its_record(pathlib.Path(sys.argv[1], 'closed-state')))"

@@ -12,9 +12,10 @@ import pytest
 from kit.errors import JobRefusedError, SlurmError, UnconfirmedError
 from kit.health.run_record import Record
 from kit.health.why import explain
-from kit.runs import manifest, open_submissions, run_facts, status, submission
+from kit.hosts import open_submissions, status, submission
+from kit.record import manifest, run_facts
+from kit.schema.run_paths import RunPaths
 from kit.slurm import accounting, client, tolerant_reader
-from kit.spec.run_paths import RunPaths
 from tests.unit.test_status import run_dir
 
 __all__ = ["run_dir"]
@@ -149,7 +150,7 @@ def open_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     site.note = paths.submission
     with pytest.raises(UnconfirmedError):
         site.submit()
-    monkeypatch.setattr("kit.runs.which_slurm.env_of", lambda _: site.env)
+    monkeypatch.setattr("kit.hosts.which_slurm.env_of", lambda _: site.env)
     monkeypatch.setattr(submission, "is_under_way", lambda _: False)
     monkeypatch.setattr(accounting, "marked", lambda *_, **__: [])
     return run_dir, site

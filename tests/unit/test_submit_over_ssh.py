@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.remote import answers, shell_program
+from kit.ssh import answers, shell_program
 from tests.unit.test_submission import SQUEUE, TAKES, TIMED_OUT
 
 KEY = "kit:test-1"

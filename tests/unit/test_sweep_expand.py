@@ -10,11 +10,11 @@ import pytest
 
 from kit import config
 from kit.errors import ConfigError
-from kit.spec.sweep import Sweep
-from kit.sweeps.expand import Expansion, expand
-from kit.sweeps.expressions import ExpressionError, checked, evaluate
-from kit.sweeps.program_options import read_option, with_option
-from kit.sweeps.table_lookup import Tables
+from kit.schema.sweep import Sweep
+from kit.sweeps.points.expand import Expansion, expand
+from kit.sweeps.points.expressions import ExpressionError, checked, evaluate
+from kit.sweeps.points.program_options import read_option, with_option
+from kit.sweeps.points.table_lookup import Tables
 
 BASE = {"args": ["--epochs", "12", "--width=8"], "resources": {"nodes": 2}, "name": "digits"}
 

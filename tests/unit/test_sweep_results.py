@@ -12,15 +12,16 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from kit import json_lines
 from kit.cli.results import _print as printed
 from kit.errors import ConfigError, RunError, ToolError, UsageError
-from kit.runs import metrics
-from kit.runs.manifest import Manifest
-from kit.spec.sweep import Sweep, Value
-from kit.sweeps import plot, result_files, run_metrics_cache
+from kit.files import json_lines
+from kit.record import metrics
+from kit.record.manifest import Manifest
+from kit.schema.sweep import Sweep, Value
+from kit.sweeps import run_metrics_cache
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
-from kit.sweeps.results import Results, gather
+from kit.sweeps.results import plot, result_files
+from kit.sweeps.results.results import Results, gather
 from kit.sweeps.run_metrics_cache import Reduce, metrics_of
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

@@ -11,20 +11,21 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError
-from kit.runs import folder, manifest
-from kit.spec.run_paths import RunPaths
-from kit.spec.sweep import Distribution, Halving, Search, Sweep, Value
-from kit.sweeps import apply_chosen_values, halving, on_node, search_trials
+from kit.record import manifest
+from kit.schema.run_paths import RunPaths
+from kit.schema.sweep import Distribution, Halving, Search, Sweep, Value
+from kit.submit import folder
 from kit.sweeps.prepare import PreparedSweep, prepare
 from kit.sweeps.record import SweepPaths, SweepRecord
-from kit.sweeps.search_trials import SearchTrial, State
+from kit.sweeps.search import apply_chosen_values, halving, on_node, search_trials
+from kit.sweeps.search.search_trials import SearchTrial, State
 from kit.sweeps.submit import unsent_record, write_runs
 from tests.support import write_job
 
 pytest.importorskip("optuna")
 import numpy as np
 
-from kit.sweeps import search_space, suggest
+from kit.sweeps.search import search_space, suggest
 
 JOB = 'name = "digits"\nlauncher = "ddp"\nargs = ["--epochs", "3"]\n[resources]\nnodes = 1\ngpus_per_node = 2\n'
 KEYS = "[sweep.search.keys]\nargs.--lr = { log_uniform = [1e-4, 1.0] }\nenv.WIDTH = { uniform = [4, 64], integer = true }\n"
@@ -76,7 +77,7 @@ def test_what_is_wrong_is_said_before_anything_is_submitted(tmp_path: Path, text
 
 def test_a_search_without_optuna_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from kit.errors import UsageError
-    from kit.sweeps import search_requirements
+    from kit.sweeps.search import search_requirements
 
     monkeypatch.setattr(search_requirements.importlib.util, "find_spec", lambda name: None)  # type: ignore[attr-defined]
     with pytest.raises(UsageError, match="needs Optuna"):
@@ -85,7 +86,7 @@ def test_a_search_without_optuna_is_refused(tmp_path: Path, monkeypatch: pytest.
 
 def test_one_array_asks_by_this_interpreter(tmp_path: Path) -> None:
     (array,) = prepared(tmp_path).arrays()
-    assert "kit.sweeps.on_node\n" in array.text
+    assert "kit.sweeps.search.on_node\n" in array.text
     assert array.members == tuple(range(12))
 
 
@@ -308,8 +309,8 @@ def test_beyond_what_a_model_is_good_for_the_other_sampler_is_asked(monkeypatch:
     values: dict[str, Value] = {"args.--lr": 0.1, "env.WIDTH": 8, "args.--optimizer": "sgd"}
     many = [SearchTrial(index=n, state="complete", values=values, reached=(1.0,)) for n in range(301)]
     wide = Search(count=9, keys={f"args.--k{n}": Distribution(uniform=(0, 1)) for n in range(21)})
-    monkeypatch.setattr("kit.sweeps.expected_improvement.following", lambda *_: pytest.fail("a model was asked"))
-    monkeypatch.setattr("kit.sweeps.search_space.of", lambda *_: pytest.fail("a model was asked"))
+    monkeypatch.setattr("kit.sweeps.search.expected_improvement.following", lambda *_: pytest.fail("a model was asked"))
+    monkeypatch.setattr("kit.sweeps.search.search_space.of", lambda *_: pytest.fail("a model was asked"))
     assert len(suggest.following(search(), ["min"], many, 301)) == 3
     assert len(suggest.following(wide, ["min"], [], 0)) == 21
     assert len(suggest.following(search(objectives={"a": "min", "b": "max"}), ["min", "max"], [], 0)) == 3

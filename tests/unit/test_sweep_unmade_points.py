@@ -16,17 +16,19 @@ from kit import data_folders, shell
 from kit.errors import RunError
 from kit.health import why
 from kit.health.run_record import Record
+from kit.hosts import status
 from kit.ledger import find as ledgers
+from kit.record import find_runs, index, manifest, unmade_points
 from kit.reports.make_report import report
-from kit.runs import cancel, find_runs, index, manifest, status, unmade_points
+from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.run_paths import RunPaths
+from kit.submit import cancel
 from kit.sweeps import find, lost_arrays, point_templates
 from kit.sweeps import submit as sending
+from kit.sweeps.points.program_options import text
 from kit.sweeps.prepare import PreparedSweep, prepare
-from kit.sweeps.program_options import text
 from kit.sweeps.record import SweepPaths, read
-from kit.sweeps.results import gather
+from kit.sweeps.results.results import gather
 from tests.support import write_job
 
 JOB = 'name = "digits"\nlauncher = "ddp"\nargs = ["--epochs", "3"]\n[resources]\nnodes = 1\ngpus_per_node = 1\n'
@@ -205,8 +207,8 @@ def test_an_array_that_is_in_no_record_is_found_again(made: PreparedSweep, monke
     paths = SweepPaths(made.folder)
     (paths.arrays / "0/job").unlink()
     read(made.folder).model_copy(update={"arrays": ()}).write(paths)
-    monkeypatch.setattr("kit.runs.which_slurm.is_up", lambda _: True)
-    monkeypatch.setattr("kit.runs.which_slurm.env_of", lambda _: {})
+    monkeypatch.setattr("kit.hosts.which_slurm.is_up", lambda _: True)
+    monkeypatch.setattr("kit.hosts.which_slurm.env_of", lambda _: {})
     monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {str(paths.arrays / "0/batch.sh"): 41})
     assert lost_arrays.noted([paths.point(6)])
     assert read(made.folder).arrays[0].members == tuple(range(8))
@@ -316,7 +318,7 @@ def test_the_reason_of_a_point_without_a_run_folder(made: PreparedSweep) -> None
 
 
 def test_a_point_of_another_user_is_listed_and_not_made(made: PreparedSweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.runs.unmade_points._is_own", lambda _: False)
+    monkeypatch.setattr("kit.record.unmade_points._is_own", lambda _: False)
     point = SweepPaths(made.folder).point(0)
     assert find_runs.find_one(point.name, [made.folder.parent]) == point
     assert not point.exists()

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ImageError
-from kit.images import buildkit, dockerfile_needs, repository_context
-from kit.spec.image import Build
+from kit.images.build import buildkit, dockerfile_needs, repository_context
+from kit.schema.image import Build
 
 APT = "RUN apt-get update && apt-get install -y git && rm -rf /var/lib/apt/lists/*\n"
 PIP = "RUN pip install --no-cache-dir torch einops\n"

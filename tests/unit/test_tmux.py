@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.runs import tmux
+from kit.sessions import tmux
 
 pytestmark = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed")
 
@@ -38,7 +38,7 @@ def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 def follow(run_dir: Path) -> Callable[[str | None], list[str]]:
     """What `kit logs` prints, without a Slurm to ask whether the run has ended."""
     code = (
-        "import sys; from pathlib import Path; from kit.runs import logs\n"
+        "import sys; from pathlib import Path; from kit.record import logs\n"
         "for source, chunk in logs.follow(Path(sys.argv[1]), logs.Wanted(), ended=lambda: False):\n"
         "    print(source, chunk.decode(), end='', flush=True)\n"
     )
@@ -121,7 +121,7 @@ def test_a_plain_job_has_one_pane(run_dir: Path) -> None:
 def test_attach_shows_the_session_on_a_terminal(run_dir: Path) -> None:
     session = tmux.session_of(run_dir)
     tmux.make(session, run_dir, cwd=run_dir, following=lambda role: ["sleep", "60"])
-    code = f"import sys; from kit.runs import tmux; sys.exit(tmux.attach({session!r}))"
+    code = f"import sys; from kit.sessions import tmux; sys.exit(tmux.attach({session!r}))"
     process, terminal = pty.fork()
     if process == 0:
         os.execv(sys.executable, [sys.executable, "-c", code])

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kit.errors import NoAnswerError, SlurmError, ToolError
-from kit.runs import patient_queue, status
-from kit.runs.patient_queue import PatientQueue
+from kit.hosts import patient_queue, status
+from kit.hosts.patient_queue import PatientQueue
+from kit.schema.run_paths import RunPaths
 from kit.slurm import accounting, client, detect_cluster, queue_snapshot, tolerant_reader
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.run_paths import RunPaths
 from tests.unit.test_status import Clock, run_dir
 
 __all__ = ["run_dir"]
@@ -148,7 +148,7 @@ def test_a_wait_continues_over_failed_requests(
 ) -> None:
     """The first failed look ended it with 6, while the run continued."""
     clock = Clock(run_dir, {0.0: START, 20.0: {"event": "end", "exit_code": "0"}})
-    monkeypatch.setattr("kit.runs.status.time", clock)
+    monkeypatch.setattr("kit.hosts.status.time", clock)
     RunPaths(run_dir).closed.write_text("1.0\n")
     said = Said(job("RUNNING"), None, None, job("RUNNING"), None, job("COMPLETED"))
     ended = status.wait(run_dir, queue=said.queue, on_poll=lambda _: None)
@@ -161,7 +161,7 @@ def test_a_wait_continues_over_failed_requests(
 
 def test_a_run_that_ends_while_no_controller_answers(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock(run_dir, {0.0: START, 20.0: {"event": "end", "exit_code": "3"}})
-    monkeypatch.setattr("kit.runs.status.time", clock)
+    monkeypatch.setattr("kit.hosts.status.time", clock)
     RunPaths(run_dir).closed.write_text("1.0\n")
     ended = status.wait(run_dir, queue=Said(job("RUNNING"), None).queue, on_poll=lambda _: None)
     assert (ended.state, ended.exit_code) == ("FAILED", 3)
@@ -171,7 +171,7 @@ def test_a_wait_without_any_answer_ends_and_says_that_the_run_continues(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(run_dir, {})
-    monkeypatch.setattr("kit.runs.status.time", clock)
+    monkeypatch.setattr("kit.hosts.status.time", clock)
     monkeypatch.setattr(patient_queue, "time", clock)
     with pytest.raises(
         NoAnswerError, match=r"(?s)not answered for 15 minutes: Socket timed out.*the run continues"
@@ -206,7 +206,7 @@ class Merging(Clock):
 def test_the_end_is_complete_when_the_logs_are_merged(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The batch script records its code, then merges the logs: Slurm may have forgotten the job in between."""
     clock = Merging(run_dir, {0.0: START, 6.0: {"event": "end", "exit_code": "0", "epoch": "6.0"}})
-    monkeypatch.setattr("kit.runs.status.time", clock)
+    monkeypatch.setattr("kit.hosts.status.time", clock)
     ended = status.wait(run_dir, queue=lambda _: job("RUNNING") if clock.now < 6 else {}, on_poll=lambda _: None)
     assert ended.exit_code == 0
     assert RunPaths(run_dir).closed.exists()
@@ -216,7 +216,7 @@ def test_a_batch_script_that_is_killed_while_it_merges_is_not_waited_for(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = Clock(run_dir, {0.0: START, 6.0: {"event": "end", "exit_code": "0", "epoch": "6.0"}})
-    monkeypatch.setattr("kit.runs.status.time", clock)
+    monkeypatch.setattr("kit.hosts.status.time", clock)
     ended = status.wait(run_dir, queue=lambda _: job("RUNNING") if clock.now < 6 else {}, on_poll=lambda _: None)
     assert ended.exit_code == 0
     assert clock.now < 30

@@ -21,26 +21,16 @@ from typer.testing import CliRunner
 from kit import config
 from kit.cli import app
 from kit.errors import ConfigError, JobRefusedError, RunError, ToolError, UsageError
-from kit.remote.run_folder_mirror import Mirror
-from kit.runs import (
-    cache_files,
-    lone_halves,
-    manifest,
-    pair_relay,
-    prepare_run,
-    rerun,
-    resume,
-    secret,
-    status,
-    submit,
-    two_clusters,
-    which_slurm,
-)
-from kit.runs.two_clusters import TwoRuns
+from kit.hosts import pair_relay, status, which_slurm
+from kit.pair import lone_halves, two_clusters
+from kit.pair.two_clusters import TwoRuns
+from kit.record import cache_files, manifest, secret
+from kit.schema.cluster import RelayRules
+from kit.schema.job import Job
+from kit.schema.run_paths import RunPaths
 from kit.slurm.client import QueuedJob
-from kit.spec.cluster import RelayRules
-from kit.spec.job import Job
-from kit.spec.run_paths import RunPaths
+from kit.ssh.run_folder_mirror import Mirror
+from kit.submit import prepare_run, rerun, resume, submit
 from kit.sweeps import cancel_by_name
 from tests.support import REPO
 
@@ -193,7 +183,7 @@ class Sent:
         monkeypatch.setattr(submit, "ask_slurm", lambda one: None)
         monkeypatch.setattr(submit, "submit", self._submit)
         monkeypatch.setattr(pair_relay, "start", self._relay)
-        monkeypatch.setattr("kit.runs.two_clusters.chain.cancel", lambda jobs, env: self.cancelled.extend(jobs))
+        monkeypatch.setattr("kit.pair.two_clusters.chain.cancel", lambda jobs, env: self.cancelled.extend(jobs))
 
     def _submit(self, one: prepare_run.Prepared, *, ready: bool) -> Any:
         if one.plan.cluster == self._refused:
@@ -264,7 +254,7 @@ def test_a_half_that_cannot_be_cancelled_now_is_cancelled_later(project: Path, m
         assert noted(*clusters) == left
     sent: list[Any] = []
     monkeypatch.setattr(
-        "kit.runs.remote_cancel.send", lambda cluster, now, gently: sent.extend(one.job_id for one in now)
+        "kit.submit.remote_cancel.send", lambda cluster, now, gently: sent.extend(one.job_id for one in now)
     )
     job = QueuedJob(job_id=7, state="PENDING", reason="", nodes="", elapsed="")
     monkeypatch.setattr("kit.slurm.client.queue", lambda env: {7: job})
@@ -287,7 +277,7 @@ def test_a_half_that_another_login_node_submits_is_left_alone(project: Path, mon
         about_to(cluster, Path("gpt-one"))
         (note,) = cluster.mirror.unwanted.iterdir()
         note.write_text(note.read_text().replace(socket.gethostname(), "another.host", 1))
-        monkeypatch.setattr("kit.runs.remote_cancel.send", lambda *_: pytest.fail("it was cancelled"))
+        monkeypatch.setattr("kit.submit.remote_cancel.send", lambda *_: pytest.fail("it was cancelled"))
         job = QueuedJob(job_id=7, state="PENDING", reason="", nodes="", elapsed="")
         monkeypatch.setattr("kit.slurm.client.queue", lambda env: {7: job})
         lone_halves.cancel_there(cluster)
@@ -311,7 +301,7 @@ def test_a_half_of_this_machine_is_cancelled_if_the_kit_was_killed_before_the_ot
         # A command beside this submit leaves the half alone.
         assert ask("one") == jobs
         assert cancelled == []
-        dead = [sys.executable, "-c", "from kit.owning_process import Owner; print(Owner.current())"]
+        dead = [sys.executable, "-c", "from kit.files.owning_process import Owner; print(Owner.current())"]
         killed = subprocess.run(dead, capture_output=True, text=True, check=True).stdout
         left = killed + note.read_text().partition("\n")[2]
     # Both were submitted: nothing is left to be looked for.
@@ -408,7 +398,7 @@ def test_both_halves_are_followed_until_both_have_ended(project: Path, monkeypat
         (folder / "logs").mkdir()
         (folder / "logs" / "rank-0.log").write_text(f"from {name}\n")
     ends = {"one": 0, "two": 1}
-    monkeypatch.setattr("kit.runs.which_slurm.is_up", lambda name: False)
+    monkeypatch.setattr("kit.hosts.which_slurm.is_up", lambda name: False)
     for name, code in ends.items():
         line = json.dumps({"event": "end", "exit_code": code})
         (project / "runs" / f"gpt-{name}" / "state" / "events.jsonl").write_text(f"{line}\n")

@@ -8,8 +8,8 @@ import pytest
 
 from kit import config
 from kit.planning.complete_job import completed
-from kit.runs.variables_left_behind import left_behind
 from kit.slurm import client
+from kit.submit.variables_left_behind import left_behind
 from tests.support import make_site, write_job
 
 SHELL = {

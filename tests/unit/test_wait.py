@@ -16,9 +16,9 @@ import kit
 from kit import shell
 from kit.answers.wait_for_runs import RunEvent, RunsWatch, events
 from kit.errors import NoAnswerError, SlurmError, StillRunningError
+from kit.schema.run_paths import RunPaths
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import JobId, QueuedJob
-from kit.spec.run_paths import RunPaths
 from tests.unit.test_how_ended import close
 from tests.unit.test_status import SUBMITTED, run_dir
 
@@ -67,7 +67,7 @@ class Slurm:
 def slurm(monkeypatch: pytest.MonkeyPatch) -> Slurm:
     made = Slurm()
     # The time without answers is the same clock's.
-    monkeypatch.setattr("kit.runs.patient_queue.time.monotonic", made.monotonic)
+    monkeypatch.setattr("kit.hosts.patient_queue.time.monotonic", made.monotonic)
     return made
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from kit.runs.watch_sight import sight
-from kit.spec.job import Job
+from kit.schema.job import Job
+from kit.submit.watch_sight import sight
 
 JOB = {"name": "x", "launcher": "srun", "image": "train-cpu", "script": "p.py"}
 

@@ -20,9 +20,9 @@ from kit.forecast.answers import WhenAnswer
 from kit.forecast.backfill import BackfillPlan, NodeRequest
 from kit.forecast.size_and_place_choices import JobRequest
 from kit.forecast.starts import Queue, StartEstimate
-from kit.slurm import client, queue_snapshot, run_local_or_ssh
+from kit.schema.job import Job
+from kit.slurm import client, queue_snapshot, run_local_or_ssh, short_forms
 from kit.slurm.queue_snapshot import UNLIMITED, Amount, QueueNode, QueueSnapshot, RunningJob, WaitingJob
-from kit.spec.job import Job
 
 NOW = 1_000_000.0
 WHOLE = Amount(cpus=8, memory=1000.0)
@@ -211,7 +211,7 @@ def test_what_sinfo_and_squeue_print_is_read() -> None:
     ],
 )
 def test_hosts(text: str, names: list[str]) -> None:
-    assert list(queue_snapshot.hosts(text)) == names
+    assert list(short_forms.expand_nodes(text)) == names
 
 
 def test_slurms_times() -> None:

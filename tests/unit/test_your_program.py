@@ -9,7 +9,7 @@ import pytest
 from kit import config
 from kit.errors import ConfigError
 from kit.planning.plan import Plan
-from kit.spec.launcher import Launcher
+from kit.schema.launcher import Launcher
 from tests.support import REPO, plan_of, write_job
 
 JOB = 'name = "x"\nlauncher = "{launcher}"\nimage = "train-cpu"\n{program}\n[resources]\nnodes = {nodes}\ngpus_per_node = 2\n'

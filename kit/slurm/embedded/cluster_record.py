@@ -10,8 +10,8 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from kit.errors import SlurmError
+from kit.schema.schema_base import Model
 from kit.slurm.embedded.paths import Layout
-from kit.spec.schema_base import Model
 
 
 class ClusterSize(Model):

@@ -1,0 +1,174 @@
+"""Sends a folder to a cluster over ssh and submits it there exactly once, even if the connection breaks.
+
+One program on the cluster (templates/remote/submit.sh) receives the whole folder before it acts, and it continues if the connection
+ends. So after a broken connection there is one job or none. The next request finds out which, by the folder and by the key in the
+job's comment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import sys
+import tarfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, get_args
+
+from kit.errors import JobRefusedError, RunError, SlurmError
+from kit.hosts.remote_clusters import RemoteCluster
+from kit.ssh import run_folder_mirror as mirrors
+from kit.ssh import shell_program
+from kit.ssh.answers import Reply
+from kit.ssh.connection import LineError
+
+# Pauses before repeating a request after a broken connection, in seconds.
+_AGAIN_S = (1.0, 3.0, 9.0)
+# The program's answer for a folder that was placed and not submitted.
+_PLACED = 0
+
+
+Placing = Literal["place", "over"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Errand:
+    """The arguments of one call of submit.sh, which explains them. folder: relative to the cluster's folder of runs."""
+
+    folder: str
+    kind: Literal["run", "again", "array"] | Placing
+    argv: tuple[str, ...] = ("true",)
+    script: str = "batch.sh"
+    right: str = "state/submitting"
+    again: str = ""
+    old: int = 0
+
+    @property
+    def key(self) -> str:
+        """The job's comment in Slurm. It identifies the job after a broken connection."""
+        return f"kit:{self.folder}" + (f"/{self.again}" if self.again else "")
+
+    def constants(self, cluster: RemoteCluster) -> dict[str, object]:
+        """Constants for the program."""
+        words = {"RUN": self.folder, "KIND": self.kind, "SCRIPT": self.script, "RIGHT": self.right}
+        more = {"AGAIN": self.again, "OLD": self.old, "KEY": self.key, "ARGV": shell_program.Words(self.argv)}
+        return {**mirrors.folders(cluster.rules), **words, **more}
+
+
+def with_key(errand: Errand, script_text: str) -> tuple[str, ...]:
+    """The sbatch argv with the key as comment. If the job sets a comment itself, its batch script's path identifies it instead."""
+    argv = errand.argv
+    return argv if "--comment" in script_text else (*argv[:-1], f"--comment={errand.key}", argv[-1])
+
+
+@dataclass(frozen=True)
+class Packed:
+    """An archive, completely in memory."""
+
+    content: bytes
+    sha256: str
+
+
+def packed(place: Path) -> Packed:
+    """A folder as an archive. Files of secrets keep their mode when they are unpacked."""
+    sink = io.BytesIO()
+
+    def plain(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = 0
+        member.uname = member.gname = ""
+        return member
+
+    with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as archive:
+        for path in sorted(place.iterdir()):
+            archive.add(path, arcname=path.name, filter=plain)
+    content = sink.getvalue()
+    return Packed(content, hashlib.sha256(content).hexdigest())
+
+
+def ask(cluster: RemoteCluster, errand: Errand) -> int | None:
+    """The result of an errand after a broken connection: the job's number, recorded on the cluster too.
+
+    None without a folder or a job yet.
+    """
+    reply = cluster.connection.ask("submit", {**errand.constants(cluster), "SIZE": 0, "SHA": ""})
+    return _number(reply) if reply.text("result") == "submitted" else None
+
+
+def until_known(
+    cluster: RemoteCluster, errand: Errand, content: Packed | None, *, env: Mapping[str, str] | None = None
+) -> int:
+    """Do the errand. After a broken connection, ask for its result and continue from there. Returns the job's number; 0 if nothing
+    is submitted.
+
+    content: None if the cluster already has the folder. JobRefusedError if sbatch refuses it, RunError if the cluster's disk does,
+    LineError if the connection does not return.
+    """
+    constants, what = errand.constants(cluster), f"{errand.folder}{f' {errand.again}' if errand.again else ''}"
+    pauses, send = iter(_AGAIN_S), content is not None
+    while True:
+        sent = content if send else None
+        size, sha, data = (len(sent.content), sent.sha256, [sent.content]) if sent else (0, "", [])
+        try:
+            reply = cluster.connection.ask(
+                "submit", {**constants, "SIZE": size, "SHA": sha}, data=data, environment=env
+            )
+        except LineError as error:
+            pause = next(pauses, None)
+            if pause is None:
+                problem = f"{error.message}\n  whether run {what} was submitted is not known yet"
+                hint = f"kit status {errand.folder}, once the connection is back; there is never a second job"
+                raise LineError(problem, hint=hint) from None
+            print(
+                f"kit: the line to {cluster.connection.host} broke; asking what became of the submit", file=sys.stderr
+            )
+            time.sleep(pause)
+            # A folder that is only placed has no job to ask for. It is sent again, which does not change existing files.
+            send = send and errand.kind in get_args(Placing)
+            continue
+        said = reply.text("result")
+        if said in {"nothing", "cut"} and content is not None:
+            if not send or next(pauses, None) is not None:
+                send = True
+                continue
+            raise LineError(f"cluster {cluster.name}: the run folder did not arrive completely", hint="submit again")
+        return _job_of(reply, said, cluster, errand)
+
+
+def remove(cluster: RemoteCluster, folder: str) -> None:
+    """Remove a folder on the cluster from which no job was submitted."""
+    cluster.connection.ask("remove", {**mirrors.folders(cluster.rules), "RUN": folder})
+
+
+def _job_of(reply: Reply, said: str, cluster: RemoteCluster, errand: Errand) -> int:
+    words = reply.texts.get("said", "")
+    lines = "\n".join(f"  {line}" for line in (words or reply.stderr).splitlines()[-5:])
+    if said == "submitted":
+        return _number(reply)
+    if said == "placed":
+        return _PLACED
+    if said == "refused":
+        raise JobRefusedError(
+            f"sbatch refused the job:\n{lines}", hint="nothing was submitted; 'kit render' shows its header"
+        )
+    if said == "unknown":
+        problem = f"cluster {cluster.name}: whether Slurm has taken run {errand.folder} is not known yet:\n{lines}"
+        hint = f"kit status {errand.folder} tells, once Slurm answers; there is never a second job"
+        raise SlurmError(problem, hint=hint)
+    if said == "nothing":
+        raise RunError(f"cluster {cluster.name}: run {errand.folder} is not there any more", hint="kit runs")
+    place = f"{cluster.connection.host}:{_runs_there(cluster)}/{errand.folder}"
+    raise RunError(
+        f"{place}: cannot be written:\n{lines}", hint="free some space there, or set paths.runs of the cluster"
+    )
+
+
+def _runs_there(cluster: RemoteCluster) -> str:
+    """The folder of runs on the cluster, if it is known."""
+    known = cluster.mirror.there()
+    return known.runs if known else cluster.rules.runs
+
+
+def _number(reply: Reply) -> int:
+    return int(reply.texts["said"].split()[0])

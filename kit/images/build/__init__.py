@@ -1,0 +1,1 @@
+"""Builds an image from a Dockerfile, with an engine or without one."""

@@ -1,0 +1,1 @@
+"""Reads the files of an image from engines, registries, layers and folders."""

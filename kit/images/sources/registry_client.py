@@ -1,0 +1,319 @@
+"""Client for one repository, by the OCI distribution specification: manifests and blobs by digest, and any part of a blob.
+
+It uses Docker's own credentials (`docker login`, with its helpers), read by Docker's library; the kit neither prints nor stores
+them. They go to the registry that they are for, and to the token server of its own domain that it names: no redirect takes them on,
+and a challenge of another server is not answered.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import threading
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import urljoin, urlsplit
+
+from kit.errors import ImageError
+from kit.images.sources.engine_hints import registry_hint
+from kit.images.sources.image_reference import Reference
+
+if TYPE_CHECKING:
+    import requests
+
+_HUB = {"docker.io": "registry-1.docker.io"}
+_MANIFESTS = ", ".join(
+    f"application/vnd.{kind}+json"
+    for kind in (
+        "oci.image.index.v1",
+        "oci.image.manifest.v1",
+        "docker.distribution.manifest.list.v2",
+        "docker.distribution.manifest.v2",
+    )
+)
+_TIMEOUT_S = (10, 60)  # to connect; without receiving a byte
+_LONGEST_JSON, _LONGEST_ERROR = 32 << 20, 1 << 16
+_LONGEST_S = 300.0  # for an answer that is read whole
+_MOST_REDIRECTS = 5
+_CHUNK = 1 << 16  # if the connection ends, the incomplete chunk is lost
+_CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+
+
+class CannotAskError(ImageError):
+    """This client cannot use the registry: it has no connection, or its credentials do not suffice. Another tool may succeed."""
+
+
+class BrokenOffError(Exception):
+    """The connection ended before the blob did."""
+
+
+class Client:
+    """A repository. Several threads may call its methods. ImageError gives the registry's message and a hint."""
+
+    def __init__(self, reference: Reference) -> None:
+        self._reference = reference
+        self._session = _session()
+        self._session.trust_env = True  # proxies and certificates of the environment
+        self._session.auth = _NoNetrc()
+        self._bases = _bases(reference.registry)
+        self._authorization = ""
+        self._asking = threading.Lock()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._session.close()
+
+    def resolve(self) -> str:
+        """The digest to which the tag points now."""
+        if self._reference.digest:
+            return self._reference.digest
+        import hashlib
+
+        with self._get(f"manifests/{self._reference.tag or 'latest'}") as answer:
+            content = _read_limited(answer)
+            stated = answer.headers.get("Docker-Content-Digest", "")
+        return stated or f"sha256:{hashlib.sha256(content).hexdigest()}"
+
+    def description(self, digest: str, *, manifest: bool) -> bytes:
+        """A manifest, an index or a configuration. The caller must check its digest."""
+        with self._get(f"{'manifests' if manifest else 'blobs'}/{digest}") as answer:
+            return _read_limited(answer)
+
+    def blob(self, digest: str, start: int) -> Iterator[tuple[int, bytes]]:
+        """The blob's chunks with their offsets, from `start` if the registry supports it, else from 0.
+
+        BrokenOffError when the connection ends early.
+        """
+        import requests
+
+        headers = {"Range": f"bytes={start}-"} if start else {}
+        with self._get(f"blobs/{digest}", headers, unless=(429, *range(500, 600), *([416] if start else []))) as answer:
+            if answer.status_code == 416:
+                yield from self.blob(digest, 0)
+                return
+            if not answer.ok:
+                raise BrokenOffError(f"{answer.status_code} {answer.reason}")
+            place = start if answer.status_code == 206 else 0
+            try:
+                for chunk in answer.iter_content(_CHUNK):
+                    yield place, chunk
+                    place += len(chunk)
+            except (requests.RequestException, OSError) as error:
+                raise BrokenOffError(str(error)) from None
+
+    @contextlib.contextmanager
+    def _get(
+        self, path: str, headers: dict[str, str] | None = None, *, unless: tuple[int, ...] = ()
+    ) -> Iterator[requests.Response]:
+        answer = self._ask(path, headers or {})
+        try:
+            if not answer.ok and answer.status_code not in unless:
+                raise self._refused(answer)
+            yield answer
+        finally:
+            answer.close()
+
+    def _ask(self, path: str, headers: dict[str, str]) -> requests.Response:
+        answer = self._send(path, headers)
+        if answer.status_code == 401 and _is_same_server(answer.url, self._bases[0]):
+            with self._asking:
+                challenge = answer.headers.get("WWW-Authenticate", "")
+                answer.close()
+                self._authorization = self._authorized(challenge)
+            answer = self._send(path, headers)
+        return answer
+
+    def _send(self, path: str, headers: dict[str, str]) -> requests.Response:
+        import requests
+
+        known = {"Accept": _MANIFESTS if "manifests/" in path else "*/*", "Accept-Encoding": "identity", **headers}
+        known |= {"Authorization": self._authorization} if self._authorization else {}
+        said: Exception = OSError("no address")
+        for base in self._bases:
+            url = f"{base}/v2/{self._reference.path}/{path}"
+            try:
+                answer = self._followed(url, known)
+            except (requests.RequestException, OSError) as error:
+                said = error
+                continue
+            self._bases = (base,)
+            return answer
+        if len(self._bases) == 1 and "blobs/" in path:
+            raise BrokenOffError(str(said))
+        raise CannotAskError(f"{self._reference.plain}: {said}", hint=registry_hint(f"connection refused: {said}"))
+
+    def _followed(self, url: str, headers: dict[str, str]) -> requests.Response:
+        """The answer at the end of the redirects. The authorization stays with the first server, and https stays https."""
+        known = headers
+        for _ in range(_MOST_REDIRECTS):
+            answer = self._session.get(url, headers=known, timeout=_TIMEOUT_S, stream=True, allow_redirects=False)
+            if not answer.is_redirect:
+                return answer
+            target = _joined(url, answer.headers["Location"])
+            answer.close()
+            allowed = ("https",) if url.startswith("https:") else ("https", "http")
+            if _server(target)[0] not in allowed:
+                raise ImageError(
+                    f"{self._reference.plain}: the registry redirects to {_shown(target)}, which is not https",
+                    hint="ask whoever runs the registry",
+                )
+            if not _is_same_server(target, url):
+                known = {name: value for name, value in known.items() if name != "Authorization"}
+            url = target
+        raise ImageError(f"{self._reference.plain}: more than {_MOST_REDIRECTS} redirects, the last to {_shown(url)}")
+
+    def _authorized(self, challenge: str) -> str:
+        """The Authorization header to send after a refusal (RFC 6750; Docker's token specification).
+
+        Empty if there is none to try.
+        """
+        import requests
+
+        scheme, _, rest = challenge.partition(" ")
+        words = dict(_CHALLENGE.findall(rest))
+        login = self._login()
+        if scheme.lower() == "basic" and login:
+            return f"Basic {_base64(':'.join(login))}"
+        if scheme.lower() != "bearer" or "realm" not in words:
+            return ""
+        realm = words["realm"]
+        if login:
+            self._check_realm(realm)
+        asked = {key: words[key] for key in ("service", "scope") if key in words}
+        headers = {"Authorization": f"Basic {_base64(':'.join(login))}"} if login else {}
+        try:
+            with self._session.get(
+                realm, params=asked, headers=headers, timeout=_TIMEOUT_S, stream=True, allow_redirects=False
+            ) as answer:
+                found = json.loads(_read_limited(answer)) if answer.status_code == 200 else {}
+        except (requests.RequestException, ValueError, RecursionError, OSError):
+            return ""
+        if not isinstance(found, dict):
+            return ""
+        token = found.get("token") or found.get("access_token")
+        return f"Bearer {token}" if token else ""
+
+    def _check_realm(self, realm: str) -> None:
+        """ImageError if the server that the registry names for tokens may not get the login: it is not its own, or not https."""
+        base = self._bases[0]
+        (scheme, host, _), (_, own, _) = _server(realm), _server(base)
+        domain = own.partition(".")[2]
+        is_own = host == own or (
+            "." in domain and not own[-1].isdigit() and (host == domain or host.endswith(f".{domain}"))
+        )
+        if is_own and (scheme == "https" or (scheme == "http" and base.startswith("http:"))):
+            return
+        problem = f"{self._reference.plain}: the registry asks for your login at {_shown(realm)}"
+        problem += ", which is not its own server by https"
+        raise ImageError(problem, hint=f"docker logout {self._reference.registry}, if the image is public")
+
+    def _login(self) -> tuple[str, str] | None:
+        from docker.auth import load_config
+        from docker.errors import DockerException
+
+        try:
+            found = load_config().resolve_authconfig(self._reference.registry)
+        except DockerException:
+            return None
+        name, password = (found or {}).get("Username") or (found or {}).get("username"), (found or {}).get("password")
+        return (name, password or found.get("Password") or "") if found and name else None
+
+    def _refused(self, answer: requests.Response) -> ImageError:
+        said = f"{answer.status_code} {answer.reason}"
+        with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
+            error = json.loads(_beginning(answer))["errors"][0]
+            said += f": {error.get('code', '')} {error.get('message', '')}".rstrip()
+        message = f"{self._reference.plain}: the registry says {said}"
+        # Another tool would answer the challenge of another server.
+        elsewhere = not _is_same_server(answer.url, self._bases[0])
+        refused = answer.status_code in (401, 403) and not elsewhere
+        kind = CannotAskError if refused or answer.status_code >= 500 else ImageError
+        return kind(message, hint=registry_hint(message))
+
+
+def _session() -> requests.Session:
+    """A session that follows no redirect on its own: before it could be asked not to, it would read the whole body of one."""
+    import requests
+
+    class Session(requests.Session):
+        def get_redirect_target(self, resp: requests.Response) -> str | None:
+            return None
+
+    return Session()
+
+
+class _NoNetrc:
+    """Prevents `requests` from using credentials of ~/.netrc."""
+
+    def __call__(self, request: requests.PreparedRequest) -> requests.PreparedRequest:
+        return request
+
+
+def _bases(registry: str) -> tuple[str, ...]:
+    """Possible base URLs of the registry. Plain http is allowed only on this machine, as in the engine."""
+    host = _HUB.get(registry, registry)
+    name = host.rpartition(":")[0] or host
+    local = name == "localhost" or name.startswith("127.")
+    return (f"https://{host}", f"http://{host}") if local else (f"https://{host}",)
+
+
+def _server(url: str) -> tuple[str, str, int | None]:
+    """Scheme, host and port of a URL; empty for one that is not valid."""
+    try:
+        found = urlsplit(url)
+        port = found.port or {"https": 443, "http": 80}.get(found.scheme)
+        return found.scheme, found.hostname or "", port
+    except ValueError:
+        return "", "", None
+
+
+def _is_same_server(one: str, other: str) -> bool:
+    """Whether two URLs have the same scheme, host and port."""
+    return _server(one) == _server(other)
+
+
+def _joined(url: str, location: str) -> str:
+    """The target of a redirect; empty for one that is not valid."""
+    try:
+        return urljoin(url, location)
+    except ValueError:
+        return ""
+
+
+def _shown(url: str) -> str:
+    """Scheme, host and port of a URL: the rest may have a password or a token."""
+    scheme, host, port = _server(url)
+    return f"{scheme}://{host}{'' if port in {80, 443, None} else f':{port}'}"
+
+
+def _read_limited(answer: requests.Response) -> bytes:
+    found, until = bytearray(), time.monotonic() + _LONGEST_S
+    for chunk in answer.iter_content(_CHUNK):
+        found += chunk
+        if len(found) > _LONGEST_JSON or time.monotonic() > until:
+            raise ImageError(
+                f"{_shown(answer.url)}: the answer is larger than any description of an image, or does not end"
+            )
+    return bytes(found)
+
+
+def _beginning(answer: requests.Response) -> bytes:
+    """The body of an error, as far as a message may reach. The connection ends with it."""
+    import requests
+
+    found = bytearray()
+    with contextlib.suppress(requests.RequestException, OSError):
+        until = time.monotonic() + _TIMEOUT_S[1]
+        for chunk in answer.iter_content(_LONGEST_ERROR // 16):
+            found += chunk
+            if len(found) > _LONGEST_ERROR or time.monotonic() > until:
+                break
+    return bytes(found)
+
+
+def _base64(text: str) -> str:
+    import base64
+
+    return base64.b64encode(text.encode()).decode()

@@ -1,0 +1,1 @@
+"""Squashes a tree, and reads squashfs files."""

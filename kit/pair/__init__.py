@@ -1,0 +1,1 @@
+"""One training over two clusters."""

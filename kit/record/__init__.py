@@ -1,0 +1,1 @@
+"""Reads a run folder: manifest, events, logs, metrics. It asks no cluster."""

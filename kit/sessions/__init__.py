@@ -1,0 +1,1 @@
+"""Looks into a running job: stacks, ports, steps on its nodes, tmux."""

@@ -1,0 +1,63 @@
+"""Chains: the later links of a run that is longer than its time limit.
+
+All links share one run folder. Each link waits until all earlier ones have ended with a code other than 0. A link that ends with 0
+makes the later ones impossible, and Slurm drops them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from kit.errors import ConfigError, Fault, SlurmError
+from kit.files import atomic_write
+from kit.hosts import submission
+from kit.planning.plan import Plan, PlanFile
+from kit.planning.sbatch_header import header
+from kit.render import render
+from kit.schema.run_paths import RunPaths
+from kit.slurm import client
+
+LINK = "link.sh"
+
+
+def with_links(plan: Plan, *, file: str) -> Plan:
+    """The plan, with a script for the later links if its job is a chain."""
+    if plan.job.chain is None:
+        return plan
+    if plan.job.secrets.env or plan.job.secrets.file:
+        problem = "a chain cannot have secrets: they are removed when its first link ends"
+        # A requeued job keeps its memory of failures from one start to the next.
+        raise ConfigError.of(Fault(file=file, key="chain", problem=problem, hint="[retry]\n       requeue = 10"))
+    if plan.job.notify.on and plan.job.notify.by == "batch":
+        problem = "a chain's batch scripts cannot send: the file with the URLs is removed when the first link ends"
+        raise ConfigError.of(Fault(file=file, key="notify.by", problem=problem, hint='by = "watch"'))
+    text = render(f"bin/{LINK}", {"sbatch": header(plan.text_of("batch.sh")), "run_dir": plan.run_dir})
+    return replace(plan, files=(*plan.files, PlanFile(name=LINK, text=text, mode=0o755)))
+
+
+def send(plan: Plan, first: int, *, env: Mapping[str, str]) -> tuple[int, ...]:
+    """Submit the links after the first; return their job ids. If one is refused, all are cancelled."""
+    if plan.job.chain is None:
+        return ()
+    sent = [first]
+    try:
+        for _ in range(plan.job.chain.times - 1):
+            before = ":".join(map(str, sent))
+            options = ["--kill-on-invalid-dep=yes", f"--dependency=afternotok:{before}"]
+            argv = ["sbatch", "--parsable", *options, str(plan.run_dir / LINK)]
+            note = RunPaths(plan.run_dir).submission
+            sent.append(submission.submit(argv, env=env, note=note, earlier=sent))
+        atomic_write.write(RunPaths(plan.run_dir).state / "links", "".join(f"{job_id}\n" for job_id in sent))
+    except BaseException:
+        cancel(sent, env=env)
+        raise
+    return tuple(sent[1:])
+
+
+def cancel(job_ids: Sequence[client.JobId], *, env: Mapping[str, str]) -> None:
+    """Cancel the links of a chain, the last one first, so that none starts because an earlier one ended."""
+    for job_id in reversed(job_ids):
+        with contextlib.suppress(SlurmError):
+            client.cancel(job_id, env=env)

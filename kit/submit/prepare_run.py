@@ -1,0 +1,274 @@
+"""From a job file to a plan, with everything needed to submit it: the code that `kit render` and `kit submit` share."""
+
+from __future__ import annotations
+
+import getpass
+import os
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kit import config, data_folders
+from kit.allocation import minutes
+from kit.config import Resolved, Sources
+from kit.errors import Fault, UsageError
+from kit.hosts import avoided_nodes, remote_clusters
+from kit.hosts.remote_clusters import RemoteCluster
+from kit.planning import site_shell
+from kit.planning.plan import Plan, plan
+from kit.planning.plan_inputs import Site
+from kit.record import find_runs, run_ids
+from kit.schema.image_choice import is_reference
+from kit.schema.job import Job
+from kit.slurm import client, embedded
+from kit.snapshots.scan import Scan
+from kit.submit import chain, program_check, workspace
+
+if TYPE_CHECKING:
+    from kit.schema.image import ImageLock
+    from kit.submit.recorded_inputs import Earlier
+
+_DEBUG_NODES, _DEBUG_TIME = 2, "00:15:00"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partner:
+    """The run on the other cluster of a training over two clusters. token: identifies both runs to the relay; a secret of the
+    run."""
+
+    run_id: str
+    token: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prepared:
+    """A plan, with everything needed to submit it.
+
+    env: of Slurm's commands. lock: of the image, if it has one. scan: of the job's folder, of which the run gets a copy; None if
+    the run works in the folder itself, or in the snapshot of `earlier`, the run that it repeats. remote: a cluster over ssh.
+    partner: the run on the other cluster of a training over two clusters, and their token.
+    """
+
+    plan: Plan
+    site: Site
+    resolved: Resolved
+    lock: ImageLock | None
+    env: dict[str, str]
+    job_file: Path
+    scan: Scan | None = None
+    earlier: Earlier | None = None
+    remote: RemoteCluster | None = None
+    partner: Partner | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The run folder for commands of this machine: for a cluster over ssh, its mirror."""
+        return self.remote.mirror.runs / self.plan.run_id if self.remote else self.plan.run_dir
+
+    @property
+    def warnings(self) -> tuple[Fault, ...]:
+        """Warnings: the job will run, but perhaps not as intended."""
+        return (*self.plan.warnings, *workspace.warnings(self.scan, self.resolved))
+
+
+def prepare(
+    job_file: Path,
+    *,
+    cluster: str | None,
+    overrides: list[str],
+    containers: bool = True,
+    debug: bool = False,
+    now: datetime | None = None,
+) -> Prepared:
+    """Read, check and plan a job. Nothing is written, and Slurm is asked only about its plugins.
+
+    debug: a short run on at most two nodes, with tracing, whatever the job asks for.
+    """
+    sources = config.read_job(job_file, cluster=cluster, overrides=overrides)
+    return prepare_sources(sources, containers=containers, debug=debug, now=now)
+
+
+def prepare_sources(
+    sources: Sources, *, containers: bool = True, debug: bool = False, now: datetime | None = None
+) -> Prepared:
+    """Plan a job from its sources, which were read already."""
+    resolved = sources.resolve()
+    if resolved.job.sweep is not None:
+        raise UsageError(
+            f"{resolved.job_file}: it has a [sweep], and this command takes a single job",
+            hint="'kit sweep' submits its points; 'kit submit --base' the job without it, and 'kit submit --point 0' one point",
+        )
+    return prepare_single(resolved, sources.job_file, containers=containers, debug=debug, now=now)
+
+
+def prepare_single(
+    resolved: Resolved, job_file: Path, *, containers: bool = True, debug: bool = False, now: datetime | None = None
+) -> Prepared:
+    """Plan a resolved job without sweep and stages."""
+    if resolved.job.stages:
+        raise UsageError(
+            f"{resolved.job_file}: it has [stages], and this command takes a single job",
+            hint="'kit submit' submits all stages",
+        )
+    if debug:
+        resolved = replace(resolved, job=_for_debugging(resolved.job))
+    return prepare_resolved(resolved, job_file, containers=containers, now=now)
+
+
+def prepare_resolved(
+    resolved: Resolved,
+    job_file: Path,
+    *,
+    containers: bool = True,
+    now: datetime | None = None,
+    live: bool = False,
+    earlier: Earlier | None = None,
+    run_id: str | None = None,
+    seed: int | None = None,
+) -> Prepared:
+    """Plan a resolved job.
+
+    live: run in the job's folder itself, whatever the job says. earlier: the run that it repeats. run_id, seed: used instead of new
+    ones; a job's own seed comes first.
+    """
+    if live:
+        resolved = replace(resolved, job=resolved.job.model_copy(update={"snapshot": False}))
+    remote = _remote(resolved, earlier)
+    env, pyxis = {}, False
+    if resolved.cluster.embedded:
+        running = embedded.find(resolved.cluster_name)
+        if running is not None:
+            env, pyxis = running.env(), running.has_pyxis
+            resolved = _shaped_like(resolved, running)
+    names = (*resolved.cluster.inherit, *resolved.job.inherit)
+    env = client.environment(env, inherit=names)
+    if remote:
+        env = remote.env(client.inherited(names))
+    if not resolved.cluster.embedded and "auto" in {resolved.cluster.container.runtime}:
+        pyxis = client.has_pyxis(env=env)
+    locks = (lock_of(resolved, earlier), role_locks_of(resolved, earlier)) if containers else (None, {})
+    site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers, run_id=run_id)
+    site = site if seed is None else replace(site, seed=seed)
+    if remote:
+        site = _over_there(site, remote)
+    uid = remote.connection.uid if remote else None
+    kept = earlier.snapshot(site.runs_dir, uid=uid) if earlier else None
+    scan = None if kept else workspace.read(resolved, remote.mirror.runs if remote else site.runs_dir)
+    site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir, uid=uid))
+    site = replace(site, node_order=earlier.node_order if earlier else ())
+    made = plan(resolved, locks[0], site, role_locks=locks[1])
+    if earlier:
+        made = earlier.amended(made)
+    made = chain.with_links(made, file=resolved.job_file)
+    if not remote and site_shell.carried(made.decisions):
+        env |= site_shell.environment(os.environ)
+    program_check.require(made, scan, folder=earlier.folder if earlier else None)
+    return Prepared(
+        plan=made,
+        site=site,
+        resolved=resolved,
+        lock=locks[0],
+        env=env,
+        job_file=job_file,
+        scan=scan,
+        earlier=earlier,
+        remote=remote,
+    )
+
+
+def _remote(resolved: Resolved, earlier: Earlier | None) -> RemoteCluster | None:
+    """The cluster and the facts that a plan needs about it, if it is reached over ssh."""
+    remote = remote_clusters.made(resolved.cluster_name, resolved.cluster)
+    if remote is None:
+        return None
+    from kit.submit.remote_submit import require_portable
+
+    require_portable(resolved)
+    if earlier and (earlier.from_step is not None or earlier.node_order):
+        remote_clusters.refuse(resolved.cluster_name, "a rerun from a checkpoint")
+    remote.refresh(plan=True)
+    return remote
+
+
+def _over_there(site: Site, remote: RemoteCluster) -> Site:
+    """The site of a run on a cluster over ssh: its paths, user and avoided nodes there."""
+    assert remote.asked is not None
+    there, runs = remote.asked.there, Path(remote.asked.there.runs)
+    return replace(
+        site,
+        run_dir=runs / site.run_id,
+        runs_dir=runs,
+        avoid=tuple(sorted(one.node for one in remote.asked.avoid if not one.recorded_by)),
+        user=there.user,
+        home=there.home,
+        data=there.data,
+        store=there.store,
+    )
+
+
+def _for_debugging(job: Job) -> Job:
+    asked = job.resources
+    shorter = minutes(asked.time) > minutes(_DEBUG_TIME) if asked.time else True
+    changed = {"nodes": min(asked.nodes, _DEBUG_NODES), "time": _DEBUG_TIME if shorter else asked.time}
+    return job.model_copy(update={"debug": True, "resources": asked.model_copy(update=changed)})
+
+
+def _shaped_like(resolved: Resolved, running: embedded.Cluster) -> Resolved:
+    """The job with the nodes' CPUs and GPUs that the embedded cluster was started with. They may differ from the cluster's file."""
+    shape = {"cpus": running.cpus_per_node, "gpus": running.gpus_per_node, "placeholder_gpus": running.has_placeholders}
+    node = resolved.cluster.node.model_copy(update=shape)
+    cluster = resolved.cluster.model_copy(update={"node": node})
+    return Resolved(**{**vars(resolved), "cluster": cluster})
+
+
+def lock_of(resolved: Resolved, earlier: Earlier | None = None) -> ImageLock | None:
+    """The lock of the job's image; None if it was never built, or is a reference with its own digest.
+
+    earlier: a run whose own locks are used first.
+    """
+    name = resolved.job.image_name
+    return (earlier.lock(name) if earlier else None) or _lock_named(resolved, name, "image")
+
+
+def role_locks_of(resolved: Resolved, earlier: Earlier | None = None) -> dict[str | None, ImageLock | None]:
+    """The locks of the images that roles name."""
+    named = {role.image: f"roles.{name}.image" for name, role in resolved.job.roles.items() if role.image}
+    return {
+        image: (earlier.lock(image) if earlier else None) or _lock_named(resolved, image, key)
+        for image, key in named.items()
+    }
+
+
+def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | None:
+    if name is None or is_reference(name):
+        return None
+    from kit.images import image_lock
+
+    path = image_lock.find(name, project=resolved.project)
+    if path is not None:
+        return image_lock.read(path)
+    # Either the image is not built yet, or there is no such image; the latter is an error that names the nearest one.
+    data_folders.find("containers", name, project_dir=resolved.project, asked_by=resolved.job_file, key=key)
+    return None
+
+
+def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool, run_id: str | None) -> Site:
+    user, home = getpass.getuser(), str(Path.home())
+    data = str(data_folders.user_data())
+    # Two submits of a job may happen in the same second, so the name has a random suffix.
+    run_id = run_id or run_ids.new_run_id(resolved.job.name, now)
+    runs_dir = find_runs.folder_of(resolved.cluster, resolved.project)
+    return Site(
+        run_id=run_id,
+        run_dir=runs_dir / run_id,
+        runs_dir=runs_dir,
+        avoid=avoided_nodes.obeyed(avoided_nodes.read(runs_dir)),
+        user=user,
+        home=home,
+        data=data,
+        store=str(data_folders.image_store()),
+        seed=run_ids.new_seed(),
+        pyxis=pyxis,
+        containers=containers,
+    )

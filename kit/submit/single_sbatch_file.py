@@ -1,0 +1,235 @@
+"""`kit generate`: a complete run in one sbatch file, for a training described by TorchTitan's configuration file.
+
+The plan is the same as for any job. Its files are here-documents in the sbatch file. Each job submitted with it writes them into
+its own run folder, where `kit status` and `kit logs` find it.
+"""
+
+from __future__ import annotations
+
+import getpass
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from kit import config
+from kit.allocation import Allocation
+from kit.config import Resolved, Sources
+from kit.errors import ConfigError, Fault, UsageError
+from kit.files import untrusted_files
+from kit.frameworks import diloco, program_releases, torchtitan
+from kit.planning.needed_modules import without_unused
+from kit.planning.plan import Plan, PlanFile, plan
+from kit.planning.sbatch_header import explained, header
+from kit.record import manifest
+from kit.render import render
+from kit.submit import prepare_run
+from kit.submit.prepare_run import Prepared
+
+LAUNCHER, CONFIG = "torchtitan", "config.toml"
+# Slurm's own default. There is no job number yet, so no path of the run folder can contain one.
+_OUTPUT = "slurm-%j.out"
+_MAIL_TYPE = "END,FAIL"
+# The command-line option for the key of a fault.
+_OPTIONS = {
+    "name": "--job-name",
+    "qos": "--qos",
+    "resources.nodes": "--nodes",
+    "resources.gpus_per_node": "--gpus-per-node",
+    "resources.time": "--time",
+    "diloco.replicas_per_node": "--num-ft-replicas-per-node",
+    "diloco.nodes_per_replica": "--nodes-per-replica",
+    "slurm.mail_user": "--mail-user",
+    "slurm.output": "--output",
+    "slurm.error": "--error",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options of the command; None if the cluster or TorchTitan decides. extra_args: in shell syntax."""
+
+    config_file: Path
+    qos: str | None = None
+    nodes: int = 1
+    gpus_per_node: int | None = None
+    time: str | None = None
+    use_ddp: bool = False
+    replicas_per_node: int = 1
+    nodes_per_replica: int = 1
+    extra_args: str = ""
+    job_name: str | None = None
+    mail_user: str | None = None
+    output: str | None = None
+    error: str | None = None
+
+
+def single_file(
+    asked: Asked,
+    *,
+    cluster: str | None,
+    overrides: Sequence[str] = (),
+    containers: bool = True,
+    now: datetime | None = None,
+) -> str:
+    """The text of the sbatch file. ConfigError for everything that the cluster or TorchTitan would refuse."""
+    now = now or datetime.now(UTC)
+    text, titan = _read(asked.config_file)
+    here = Path.cwd() / "kit generate"
+    try:
+        resolved = resolve(asked, titan, here, cluster=cluster, overrides=overrides)
+        prepared = prepare_run.prepare_resolved(resolved, here, containers=containers, now=now, live=True)
+        prepared = replace(prepared, resolved=_checked(prepared, asked, titan))
+    except ConfigError as error:
+        if not error.faults:
+            raise
+        raise ConfigError.of(*map(_as_option, error.faults)) from None
+    mark = _mark(f"{text}{asked}")
+    made = _placed(prepared, mark)
+    record = manifest.of(made, job_file=asked.config_file, user=getpass.getuser(), now=now, slurm_version="")
+    own = {CONFIG: text, "manifest.json": record.model_dump_json(indent=2) + "\n"}
+    return as_one_file(made, [*_copied(made), *(PlanFile(name=name, text=text) for name, text in own.items())], mark)
+
+
+def _checked(prepared: Prepared, asked: Asked, titan: Mapping[str, Any]) -> Resolved:
+    made, lock = prepared.resolved, prepared.plan.decisions.pins.own.lock
+    packages = lock.packages.pip if lock else {}
+    release = program_releases.installed(made.job, made.launcher.releases, packages) if made.launcher.releases else None
+    return completed(made, prepared.plan.allocation, asked, titan, release=release)
+
+
+def _as_option(fault: Fault) -> Fault:
+    """Change a fault of a job's key to one of the option that sets it."""
+    option = _OPTIONS.get(fault.key)
+    if option is None:
+        return fault
+    value = re.fullmatch(r'[a-z_]+ = "?([^"]*)"?', fault.hint)
+    return replace(fault, key=option, hint=f"{option} {value[1]}" if value else fault.hint)
+
+
+def resolve(
+    asked: Asked, titan: Mapping[str, Any], here: Path, *, cluster: str | None, overrides: Sequence[str] = ()
+) -> Resolved:
+    """The job that the options describe. here: a path that names the job in faults; relative paths start in its folder."""
+    sources = config.job_of(_job(asked, titan), here, cluster=cluster, overrides=overrides)
+    return _with_defaults(sources).resolve()
+
+
+def completed(
+    resolved: Resolved, allocation: Allocation, asked: Asked, titan: Mapping[str, Any], *, release: str | None
+) -> Resolved:
+    """The job with arguments for DDP, if that is asked for. release: of TorchTitan, if it is known.
+
+    ConfigError if TorchTitan would refuse it.
+    """
+    job = resolved.job
+    ranks, count = allocation.world_size, 1
+    if not asked.use_ddp:
+        groups = diloco.groups_of(job, allocation)
+        ranks, count = groups[0].world_size, len(groups)
+    words = [*(torchtitan.plain_ddp(titan, job.args, ranks) if asked.use_ddp else []), *job.args]
+    releases = resolved.launcher.releases
+    faults = [*torchtitan.broken(titan, words, ranks=ranks, count=count)]
+    if releases:
+        faults += program_releases.misspelt(job, releases, titan, release=release)
+    if faults:
+        raise ConfigError.of(*faults, file=config.shown(asked.config_file))
+    return replace(resolved, job=job.model_copy(update={"args": tuple(words)}))
+
+
+def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
+    """A plan as one sbatch file. further: files in addition to the plan's own. mark: placeholder for the job's number."""
+    files = [*made.files, *further]
+    end = "KIT_FILE"
+    while any(end in file.text for file in files):
+        end += "_"
+    return render(
+        "bin/single.sh",
+        {
+            "sbatch": header(made.text_of("batch.sh")),
+            "explained": explained(made.text_of("batch.sh")),
+            "mark": mark,
+            "run_dir": made.run_dir,
+            "folders": made.folders,
+            "files": [{"name": f.name, "mode": f"{f.mode:o}", "text": f.text.removesuffix("\n")} for f in files],
+            "end": end,
+        },
+    )
+
+
+def _read(path: Path) -> tuple[str, config.Table]:
+    """TorchTitan's file, as text that ends with a newline, and as a table."""
+    titan = config.load_toml(path)
+    return path.read_text(encoding="utf-8").rstrip("\n") + "\n", titan
+
+
+def _job(asked: Asked, titan: Mapping[str, Any]) -> config.Table:
+    """The job file that the options describe."""
+    groups = {"replicas_per_node": asked.replicas_per_node, "nodes_per_replica": asked.nodes_per_replica}
+    resources = {"nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node, "time": asked.time}
+    slurm = {"mail_user": asked.mail_user, "output": asked.output, "error": asked.error}
+    # TorchTitan v0.2.1 moved it.
+    seeds = [table["seed"] for table in (titan.get("debug"), titan.get("training")) if table and "seed" in table]
+    return {
+        "name": asked.job_name or _name(asked.config_file),
+        "launcher": LAUNCHER,
+        "args": _words(asked.extra_args),
+        "resources": {key: value for key, value in resources.items() if value is not None},
+        "slurm": {key: value for key, value in slurm.items() if value is not None},
+        **({"shape": "torchrun"} if asked.use_ddp else {"shape": "replicas", "diloco": groups}),
+        **({"qos": asked.qos} if asked.qos else {}),
+        **({"seed": seeds[0]} if seeds else {}),
+    }
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text)
+    except ValueError as error:
+        raise UsageError(f"--extra-args {text!r}: {error}", hint="quote it as for a shell") from None
+
+
+def _name(file: Path) -> str:
+    """A valid name made from a file's name: lower case, other characters replaced by dashes."""
+    return "".join(c if c.isascii() and c.isalnum() else "-" for c in file.stem.lower()).strip("-") or "job"
+
+
+def _with_defaults(sources: Sources) -> Sources:
+    """The sources with values that a single file needs, and that neither the options nor the cluster set."""
+    slurm = sources.merged().get("slurm", {})
+    missing = {} if slurm.get("output") else {"output": _OUTPUT}
+    if slurm.get("mail_user") and not slurm.get("mail_type"):
+        missing["mail_type"] = _MAIL_TYPE
+    return replace(sources, files=(*sources.files, ({"slurm": missing}, sources.files[-1][1])))
+
+
+def _mark(text: str) -> str:
+    """A word that does not occur in the text."""
+    number = 0
+    while (mark := f"@JOB{number or ''}@") in text:
+        number += 1
+    return mark
+
+
+def _placed(prepared: Prepared, mark: str) -> Plan:
+    """The plan with the job's number in the name of the run folder. It avoids no nodes, since the file may be used much later."""
+    run_id = f"{prepared.resolved.job.name}-{mark}"
+    site = replace(prepared.site, run_id=run_id, run_dir=prepared.site.runs_dir / run_id, avoid=())
+    return plan(prepared.resolved, prepared.lock, site)
+
+
+def _copied(made: Plan) -> list[PlanFile]:
+    """The launcher's programs and the modules that they import, as files. ConfigError for a file that is not text."""
+    found = {}
+    for source, folder in made.copies:
+        for path in sorted(source.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                found[f"{folder}/{path.relative_to(source)}".removeprefix("code/")] = path
+    try:
+        texts = {name: untrusted_files.read_bytes(path).decode() for name, path in found.items()}
+        return [PlanFile(name=f"code/{name}", text=text) for name, text in without_unused(texts).items()]
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"launcher {made.job.launcher!r} has a file that is not text: {error}") from None

@@ -1,0 +1,1 @@
+"""Tables and plots of what the points of a sweep reached."""
