@@ -16,16 +16,20 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kit import __version__, config, data_folders, shell, untrusted_files
+from kit import config, data_folders, shell
+from kit.archive import archive_format, program_outputs
+from kit.archive.archive_format import Index, Member
 from kit.errors import ConfigError, RunError, ToolError, UsageError
-from kit.images import check_against_lock, temporary_names
-from kit.remote import run_folder_mirror as mirrors
-from kit.runs import archive_format, private_files, program_outputs, recorded_inputs, secret
-from kit.runs.archive_format import Index, Member
-from kit.runs.manifest import Manifest
-from kit.runs.manifest import read as read_manifest
-from kit.spec.job import Job
-from kit.spec.run_paths import RunPaths
+from kit.files import temporary_names, untrusted_files
+from kit.images import check_against_lock
+from kit.record import private_files, secret
+from kit.record.manifest import Manifest
+from kit.record.manifest import read as read_manifest
+from kit.schema.job import Job
+from kit.schema.run_paths import RunPaths
+from kit.ssh import run_folder_mirror as mirrors
+from kit.submit import recorded_inputs
+from kit.version import __version__
 
 _CHUNK = 1 << 20
 # Folders of a run that the kit itself fills. Other folders have files of programs, of any kind and size.

@@ -8,9 +8,9 @@ import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 
-from kit import untrusted_files
 from kit.errors import UsageError
-from kit.spec.run_paths import RunPaths
+from kit.files import untrusted_files
+from kit.schema.run_paths import RunPaths
 
 # Folders of a run with what its program wrote; others are the kit's, and an export has them anyway.
 _KITS = frozenset({"bin", "lib", "code", "configs", "locks", "logs", "monitor", "state"})

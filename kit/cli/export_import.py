@@ -47,11 +47,13 @@ def export(
     as_json: Annotated[bool, typer.Option("--json", help="Print the file's path, size and contents as JSON.")] = False,
 ) -> None:
     """Pack an ended run into one file: code, job, locks, manifest, logs, metrics. What looks like a key is refused."""
+    from kit.archive import exporting
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
     from kit.errors import RunError, UsageError
-    from kit.runs import exporting, find_runs, remote_clusters, reports_folder
-    from kit.runs import status as of
+    from kit.hosts import remote_clusters
+    from kit.hosts import status as of
+    from kit.record import find_runs, reports_folder
 
     run_dir = find_runs.find_one(run, folders(None, run))
     (one,) = of.of([run_dir], queue=queue())
@@ -89,9 +91,10 @@ def import_(
 ) -> None:
     """Unpack a run that 'kit export' packed. kit status, logs and rerun then work on it. Each file's digest is checked."""
     from kit import config, data_folders
-    from kit.runs import find_runs, importing, manifest
-    from kit.spec.cluster import Cluster
-    from kit.spec.run_paths import RunPaths
+    from kit.archive import importing
+    from kit.record import find_runs, manifest
+    from kit.schema.cluster import Cluster
+    from kit.schema.run_paths import RunPaths
 
     project = data_folders.project()
     named = importing.read_index(file).cluster

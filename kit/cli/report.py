@@ -37,8 +37,9 @@ def report(
     """Write one HTML file that shows a run, a sweep, or several runs side by side. The file needs no network or server."""
     from kit.cli.wait_and_follow import queue
     from kit.errors import UsageError
+    from kit.files import atomic_write
+    from kit.record import reports_folder
     from kit.reports import make_report, page, vega_library
-    from kit.runs import atomic_write, reports_folder
 
     if output is not None and output.suffix != ".html":
         raise UsageError(f"{output}: the page is an .html file", hint=f"-o {output.with_suffix('.html')}")

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from kit import data_folders, untrusted_files
+from kit import data_folders
 from kit.errors import RunError
+from kit.files import untrusted_files
 
 # The second where the first is a folder of the project's own.
 _NAMES = ("reports", "kit-reports")

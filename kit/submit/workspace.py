@@ -11,19 +11,20 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from kit import data_folders, untrusted_files
+from kit import data_folders
 from kit.config import Resolved
 from kit.errors import Fault
+from kit.files import untrusted_files
 from kit.planning.plan import Plan
 from kit.planning.plan_inputs import Snapshot
-from kit.runs import find_runs, index, private_files, reports_folder
-from kit.runs.manifest import Workspace
+from kit.record import find_runs, index, private_files, reports_folder
+from kit.record.manifest import Workspace
+from kit.schema.run_paths import RunPaths
 from kit.snapshots import patch as patching
 from kit.snapshots import scan as scanning
 from kit.snapshots.chosen_files import IGNORE_FILE
 from kit.snapshots.scan import Scan
 from kit.snapshots.store import FOLDER, Store
-from kit.spec.run_paths import RunPaths
 
 # With more files, a submit and the first start take long: an NFS server makes some thousand files a second.
 MANY_FILES = 20_000

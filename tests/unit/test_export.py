@@ -18,24 +18,16 @@ from typing import Any
 import pytest
 
 from kit import shell
+from kit.archive import archive_format, exporting, importing
+from kit.archive.importing import ImportedRun
 from kit.errors import KitError, LockError, RunError, UsageError
+from kit.hosts import status
 from kit.images import store as images
 from kit.images import store_notes
-from kit.runs import (
-    archive_format,
-    exporting,
-    find_runs,
-    importing,
-    prepare_run,
-    reports_folder,
-    rerun,
-    run_facts,
-    status,
-    workspace,
-)
-from kit.runs.importing import ImportedRun
+from kit.record import find_runs, reports_folder, run_facts
+from kit.schema.run_paths import RunPaths
 from kit.slurm.client import QueuedJob
-from kit.spec.run_paths import RunPaths
+from kit.submit import prepare_run, rerun, workspace
 from tests.cluster.image_lab import needs_root, small_disk
 from tests.support import write_job
 from tests.unit.test_rerun import CLUSTER, JOB, project, recorded, run, tree_of, written  # noqa: F401
@@ -414,7 +406,7 @@ def test_an_import_that_is_interrupted_leaves_nothing(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr("kit.runs.importing._checked", interrupted)
+        patch.setattr("kit.archive.importing._checked", interrupted)
         brought(tmp_path / "a.tar.gz", elsewhere)
     assert left_in(elsewhere) == before
     assert brought(tmp_path / "a.tar.gz", elsewhere).new
@@ -465,7 +457,7 @@ def test_a_full_disk_leaves_nothing(
         with pytest.raises(RunError, match=r"it would have 0\.\d MB, and .* has 0\.1 MB left"):
             brought(tmp_path / "a.tar.gz", small)
         # Somebody else fills it meanwhile.
-        monkeypatch.setattr("kit.runs.importing._require_room", lambda *_: None)
+        monkeypatch.setattr("kit.archive.importing._require_room", lambda *_: None)
         with pytest.raises(RunError, match="No space left on device"):
             brought(tmp_path / "a.tar.gz", small)
         assert left_in(small) == set()

@@ -92,7 +92,9 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[bool, str]
         "room": {"kit/unheard_of.py": ""},
         # Each already imports the other.
         "lazy circle": {"kit/record/manifest.py": "def look():\n    from kit.record import run_facts"},
-        "lazy circle of inner rooms": {"kit/sweeps/points/expand.py": "def look():\n    from kit.sweeps.results import plot"},
+        "lazy circle of inner rooms": {
+            "kit/sweeps/points/expand.py": "def look():\n    from kit.sweeps.results import plot"
+        },
     }
     for module, above in _upward():
         rounds[f"{module} -> {above}"] = {_file(module): f"import kit.{above}"}

@@ -1,4 +1,4 @@
-"""Which modules of launchers/lib a program needs."""
+"""Modules of launchers/lib that a program needs."""
 
 from __future__ import annotations
 

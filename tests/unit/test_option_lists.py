@@ -8,10 +8,10 @@ import pytest
 
 from kit import config
 from kit.frameworks import option_lists, rl, sft
-from kit.spec.checkpoint_and_tracking import Checkpoint
-from kit.spec.launcher import Launcher
-from kit.spec.rl_and_sft import Rl, Sft
-from kit.spec.role_programs import Programs
+from kit.schema.checkpoint_and_tracking import Checkpoint
+from kit.schema.launcher import Launcher
+from kit.schema.rl_and_sft import Rl, Sft
+from kit.schema.role_programs import Programs
 from tests.support import REPO
 
 FILE = "prime-rl-options.toml"
