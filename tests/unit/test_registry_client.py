@@ -46,7 +46,7 @@ class Server:
         self.server = ThreadingHTTPServer((address, 0), Handler)
         self.server.daemon_threads = True
         self.host = f"{address}:{self.server.server_address[1]}"
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
 
 
 def says(code: int, body: bytes = b"", **headers: str) -> Answer:

@@ -11,7 +11,7 @@ import hashlib
 import os
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Protocol
@@ -55,22 +55,22 @@ def path(digest: str) -> Path:
     return folder() / digest.replace(":", "-")
 
 
-def fetch(source: From, digests: Collection[str], advance: Advance, *, name: str) -> None:
+def fetch(source: From, sizes: Mapping[str, int], advance: Advance, *, name: str) -> None:
     """Fetch layers into the cache, several at once. A layer that is there, or that another process fetches, is not fetched again.
 
-    advance is called with the number of new bytes, also for layers that were already there. name: of the image, for errors.
-    ImageError for wrong bytes, and for a connection that fails repeatedly.
+    sizes: of each digest, in bytes; no more are taken. advance is called with the number of new bytes, also for layers that were
+    already there. name: of the image, for errors. ImageError for wrong bytes, and for a connection that fails repeatedly.
     """
-    fetching = _Fetching(source, name, advance)
+    fetching = _Fetching(source, name, sizes, advance)
     with ThreadPoolExecutor(_PARALLEL_DOWNLOADS, "fetch") as pool:
         try:
-            for one in [pool.submit(fetching.bring, digest) for digest in dict.fromkeys(digests)]:
+            for one in [pool.submit(fetching.bring, digest) for digest in sizes]:
                 one.result()
         except BaseException:
             fetching.ended.set()
             pool.shutdown(cancel_futures=True)
             raise
-    make_room(keep=digests)
+    make_room(keep=sizes)
 
 
 def drop_damaged(layers: Sequence[Blob]) -> None:
@@ -136,8 +136,8 @@ def _files() -> list[tuple[Path, int, float]]:
 class _Fetching:
     """The download of one image's layers. advance is called with the number of new bytes."""
 
-    def __init__(self, source: From, name: str, advance: Advance) -> None:
-        self._source, self._name, self._advance = source, name, advance
+    def __init__(self, source: From, name: str, sizes: Mapping[str, int], advance: Advance) -> None:
+        self._source, self._name, self._sizes, self._advance = source, name, sizes, advance
         self.ended = threading.Event()
         self._advance_lock = threading.Lock()
 
@@ -158,7 +158,8 @@ class _Fetching:
             if not right:
                 partial.unlink()
                 raise ImageError(
-                    f"{self._name}: the bytes of layer {digest} do not match its digest: the registry or a proxy sent wrong data",
+                    f"{self._name}: the bytes of layer {digest} do not match its digest and size: the registry or a proxy sent"
+                    " wrong data",
                     hint="try again, or another mirror",
                 )
             if not self.ended.is_set():
@@ -186,6 +187,9 @@ class _Fetching:
 
     def _read_into(self, layer: _PartialLayer, digest: str) -> None:
         for place, chunk in self._source.blob(digest, layer.size):
+            if place + len(chunk) > self._sizes[digest]:
+                layer.spoil()
+                return  # nobody needs what follows, which may be without end
             layer.put(place, chunk)
             self._report_bytes(len(chunk))
             if self.ended.is_set():
@@ -223,6 +227,10 @@ class _PartialLayer:
     def whole(self) -> bool:
         """Whether the bytes have the layer's digest."""
         return self._found.hexdigest() == self._wanted
+
+    def spoil(self) -> None:
+        """Note that these bytes are not the layer's, whatever their digest."""
+        self._wanted = ""
 
     def put(self, place: int, chunk: bytes) -> None:
         """Add a chunk at the end, or at an earlier offset: a registry that cannot resume starts again from 0."""

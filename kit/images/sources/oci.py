@@ -27,6 +27,7 @@ _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "ppc64le": "ppc64le", "
 _REF_NAME = "org.opencontainers.image.ref.name"
 _LONGEST_JSON = 32 << 20
 _MAX_LINKS = 8
+_MOST_LAYERS = 4096  # engines stop at some hundred
 # Errors when a file of a layout is missing, or is not a file that this user may read.
 _INCOMPLETE_LAYOUT = {
     errno.ENOENT,
@@ -258,6 +259,8 @@ def _from_index(blobs: Blobs, choice: Choice, source: str) -> OciImage:
         raise _DamagedError("an index that refers to itself")
     raw = _json(blobs, _blob_path(manifest["config"]["digest"]), manifest["config"]["digest"])
     _must_run_here(raw, choice, source)
+    if len(manifest["layers"]) > _MOST_LAYERS:
+        raise _DamagedError(f"{len(manifest['layers']):,} layers are more than any image has")
     layers = tuple(
         replace(
             blobs.blob(_blob_path(layer["digest"])), digest=layer["digest"], name=_layer_name(number, layer["digest"])

@@ -22,6 +22,10 @@ from kit.images.sources.image_reference import Reference
 from kit.images.sources.layer_bytes import Blob
 from kit.images.sources.registry_client import Client
 
+# Of one image: an index has some twenty platforms, and a manifest some hundred layers.
+_MOST_DESCRIPTIONS, _MOST_BYTES = 500, 128 << 20
+_LARGEST_LAYER = 1 << 44  # bytes; registries take no more than a few terabytes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Remote:
@@ -37,8 +41,8 @@ class Remote:
         """
         client = Client(self.reference)
         try:
-            digests = [layer.digest for layer in self.image.layers]
-            layer_cache.fetch(client, digests, advance, name=self.reference.plain)
+            sizes = {layer.digest: layer.size for layer in self.image.layers}
+            layer_cache.fetch(client, sizes, advance, name=self.reference.plain)
         finally:
             client.close()
 
@@ -57,10 +61,11 @@ class _RemoteLayout:
     """A registry's repository as an OCI layout. It fetches descriptions when they are read, and never layers."""
 
     def __init__(self, client: Client, reference: Reference) -> None:
-        self._client = client
+        self._client, self._name = client, reference.plain
+        self._asked = self._came = 0
         self._index = json.dumps({"manifests": [{"digest": reference.digest}]}).encode()
         self._configs: set[str] = set()
-        self._sizes: dict[str, int] = {}
+        self._sizes: dict[str, object] = {}
 
     def open(self, name: str) -> IO[bytes]:
         """Fetch a description and return its content."""
@@ -68,6 +73,11 @@ class _RemoteLayout:
             return io.BytesIO(self._index)
         digest = _digest(name)
         content = self._client.description(digest, manifest=digest not in self._configs)
+        self._asked, self._came = self._asked + 1, self._came + len(content)
+        if self._asked > _MOST_DESCRIPTIONS or self._came > _MOST_BYTES:
+            raise ImageError(
+                f"{self._name}: more descriptions than any image has: {self._asked}, of {self._came:,} bytes"
+            )
         if digest not in self._configs:
             self._note_manifest(content)
         return io.BytesIO(content)
@@ -75,14 +85,21 @@ class _RemoteLayout:
     def blob(self, name: str) -> Blob:
         """The file of a layer in the cache, where it will be after `bring`."""
         digest = _digest(name)
-        return Blob(file=layer_cache.path(digest), size=self._sizes[digest], digest=digest)
+        return Blob(file=layer_cache.path(digest), size=self._size(digest), digest=digest)
+
+    def _size(self, digest: str) -> int:
+        """The layer's size, as the manifest has it: no more is fetched, so it must be a size."""
+        size = self._sizes[digest]
+        if isinstance(size, bool) or not isinstance(size, int) or not 0 <= size <= _LARGEST_LAYER:
+            raise ImageError(f"{self._name}: {str(size)[:40]!r} as the size of layer {digest} is not a number of bytes")
+        return size
 
     def _note_manifest(self, content: bytes) -> None:
         """Note the configuration and the layer sizes in a manifest. Invalid content is ignored here; its reader reports it."""
         with contextlib.suppress(ValueError, TypeError, KeyError, AttributeError):
             manifest = json.loads(content)
             self._configs.add(manifest["config"]["digest"])
-            self._sizes |= {layer["digest"]: int(layer["size"]) for layer in manifest["layers"]}
+            self._sizes |= {layer["digest"]: layer["size"] for layer in manifest["layers"]}
 
 
 def _digest(name: str) -> str:

@@ -10,10 +10,10 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import socket
 import threading
-import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
 from kit.errors import ImageError
@@ -39,6 +39,9 @@ _LONGEST_S = 300.0  # for an answer that is read whole
 _MOST_REDIRECTS = 5
 _CHUNK = 1 << 16  # if the connection ends, the incomplete chunk is lost
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
+# The token of RFC 6750, and no longer than a server takes in a header.
+_TOKEN = re.compile(r"[\x21-\x7e]{1,32768}")
+_LONGEST_MESSAGE = 500  # characters
 
 
 class CannotAskError(ImageError):
@@ -78,8 +81,11 @@ class Client:
 
     def description(self, digest: str, *, manifest: bool) -> bytes:
         """A manifest, an index or a configuration. The caller must check its digest."""
-        with self._get(f"{'manifests' if manifest else 'blobs'}/{digest}") as answer:
-            return _read_limited(answer)
+        try:
+            with self._get(f"{'manifests' if manifest else 'blobs'}/{digest}") as answer:
+                return _read_limited(answer)
+        except BrokenOffError as error:
+            raise CannotAskError(f"{self._reference.plain}: {digest} cannot be fetched: {error}") from None
 
     def blob(self, digest: str, start: int) -> Iterator[tuple[int, bytes]]:
         """The blob's chunks with their offsets, from `start` if the registry supports it, else from 0.
@@ -87,6 +93,7 @@ class Client:
         BrokenOffError when the connection ends early.
         """
         import requests
+        from urllib3.exceptions import HTTPError
 
         headers = {"Range": f"bytes={start}-"} if start else {}
         with self._get(f"blobs/{digest}", headers, unless=(429, *range(500, 600), *([416] if start else []))) as answer:
@@ -97,10 +104,10 @@ class Client:
                 raise BrokenOffError(f"{answer.status_code} {answer.reason}")
             place = start if answer.status_code == 206 else 0
             try:
-                for chunk in answer.iter_content(_CHUNK):
+                for chunk in _as_sent(answer):
                     yield place, chunk
                     place += len(chunk)
-            except (requests.RequestException, OSError) as error:
+            except (requests.RequestException, HTTPError, OSError) as error:
                 raise BrokenOffError(str(error)) from None
 
     @contextlib.contextmanager
@@ -127,6 +134,7 @@ class Client:
 
     def _send(self, path: str, headers: dict[str, str]) -> requests.Response:
         import requests
+        from urllib3.exceptions import HTTPError
 
         known = {"Accept": _MANIFESTS if "manifests/" in path else "*/*", "Accept-Encoding": "identity", **headers}
         known |= {"Authorization": self._authorization} if self._authorization else {}
@@ -135,8 +143,8 @@ class Client:
             url = f"{base}/v2/{self._reference.path}/{path}"
             try:
                 answer = self._followed(url, known)
-            except (requests.RequestException, OSError) as error:
-                said = error
+            except (requests.RequestException, HTTPError, OSError, UnicodeError) as error:
+                said = error  # a redirect may lead to what is no name of a host
                 continue
             self._bases = (base,)
             return answer
@@ -170,6 +178,7 @@ class Client:
         Empty if there is none to try.
         """
         import requests
+        from urllib3.exceptions import HTTPError
 
         scheme, _, rest = challenge.partition(" ")
         words = dict(_CHALLENGE.findall(rest))
@@ -181,6 +190,8 @@ class Client:
         realm = words["realm"]
         if login:
             self._check_realm(realm)
+        elif not self._may_be_asked(realm):
+            return ""
         asked = {key: words[key] for key in ("service", "scope") if key in words}
         headers = {"Authorization": f"Basic {_base64(':'.join(login))}"} if login else {}
         try:
@@ -188,12 +199,20 @@ class Client:
                 realm, params=asked, headers=headers, timeout=_TIMEOUT_S, stream=True, allow_redirects=False
             ) as answer:
                 found = json.loads(_read_limited(answer)) if answer.status_code == 200 else {}
-        except (requests.RequestException, ValueError, RecursionError, OSError):
+        except (requests.RequestException, HTTPError, ValueError, RecursionError, OSError):
             return ""
         if not isinstance(found, dict):
             return ""
         token = found.get("token") or found.get("access_token")
-        return f"Bearer {token}" if token else ""
+        return f"Bearer {token}" if isinstance(token, str) and _TOKEN.fullmatch(token) else ""
+
+    def _may_be_asked(self, realm: str) -> bool:
+        """Whether a server may be asked for a token without a login.
+
+        The registry gets its answer: by plain http, a server inside of this network could be meant.
+        """
+        scheme = _server(realm)[0]
+        return scheme == "https" or (scheme == "http" and self._bases[0].startswith("http:"))
 
     def _check_realm(self, realm: str) -> None:
         """ImageError if the server that the registry names for tokens may not get the login: it is not its own, or not https."""
@@ -224,7 +243,8 @@ class Client:
         said = f"{answer.status_code} {answer.reason}"
         with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             error = json.loads(_beginning(answer))["errors"][0]
-            said += f": {error.get('code', '')} {error.get('message', '')}".rstrip()
+            told = f"{error.get('code', '')} {error.get('message', '')}".rstrip()
+            said += f": {told[:_LONGEST_MESSAGE]}{'…' if len(told) > _LONGEST_MESSAGE else ''}"
         message = f"{self._reference.plain}: the registry says {said}"
         # Another tool would answer the challenge of another server.
         elsewhere = not _is_same_server(answer.url, self._bases[0])
@@ -289,26 +309,76 @@ def _shown(url: str) -> str:
 
 
 def _read_limited(answer: requests.Response) -> bytes:
-    found, until = bytearray(), time.monotonic() + _LONGEST_S
-    for chunk in answer.iter_content(_CHUNK):
-        found += chunk
-        if len(found) > _LONGEST_JSON or time.monotonic() > until:
-            raise ImageError(
-                f"{_shown(answer.url)}: the answer is larger than any description of an image, or does not end"
-            )
+    """The whole body of a description. ImageError if it is too long, in bytes or in time, or cut, or encoded."""
+    import requests
+    from urllib3.exceptions import HTTPError
+
+    found = bytearray()
+    with _ended_after(answer, _LONGEST_S) as late:
+        try:
+            for chunk in _as_sent(answer):
+                found += chunk
+                if len(found) > _LONGEST_JSON:
+                    break
+        except (requests.RequestException, HTTPError, OSError) as error:
+            if not late.is_set():
+                raise ImageError(f"{_shown(answer.url)}: the connection ended before the answer did: {error}") from None
+    if len(found) > _LONGEST_JSON or late.is_set():
+        raise ImageError(
+            f"{_shown(answer.url)}: the answer is larger than any description of an image, or does not end"
+        )
+    if answer.headers.get("Content-Encoding", "identity") != "identity":
+        raise ImageError(f"{_shown(answer.url)}: the answer is compressed, and this was not asked for")
     return bytes(found)
+
+
+def _as_sent(answer: requests.Response) -> Iterator[bytes]:
+    """The body's bytes as they were sent, which is what a digest is of: a packed body stays packed."""
+    yield from answer.raw.stream(_CHUNK, decode_content=False)
+
+
+@contextlib.contextmanager
+def _ended_after(answer: requests.Response, seconds: float) -> Iterator[threading.Event]:
+    """Close the connection after `seconds`, also in the middle of a read. The event says that this was done.
+
+    A server that sends a byte now and then keeps a read of 64 KiB waiting for days.
+    """
+    late = threading.Event()
+
+    def end() -> None:
+        late.set()
+        _shut(answer)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield late
+    finally:
+        timer.cancel()
+
+
+def _shut(answer: requests.Response) -> None:
+    """End the connection below an answer, so that a read of it in another thread returns."""
+    # urllib3 has an interface for it since 2.3; before, the socket is an attribute of the connection.
+    raw: Any = answer.raw
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        if hasattr(raw, "shutdown"):
+            raw.shutdown()
+        else:
+            raw._connection.sock.shutdown(socket.SHUT_RDWR)
 
 
 def _beginning(answer: requests.Response) -> bytes:
     """The body of an error, as far as a message may reach. The connection ends with it."""
     import requests
+    from urllib3.exceptions import HTTPError
 
     found = bytearray()
-    with contextlib.suppress(requests.RequestException, OSError):
-        until = time.monotonic() + _TIMEOUT_S[1]
-        for chunk in answer.iter_content(_LONGEST_ERROR // 16):
+    with contextlib.suppress(requests.RequestException, HTTPError, OSError), _ended_after(answer, _TIMEOUT_S[1]):
+        for chunk in _as_sent(answer):
             found += chunk
-            if len(found) > _LONGEST_ERROR or time.monotonic() > until:
+            if len(found) > _LONGEST_ERROR:
                 break
     return bytes(found)
 
