@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ImageError
-from kit.images import image_reference, layer_cache, oci, registry, registry_client
+from kit.images.sources import image_reference, layer_cache, oci, registry, registry_client
 from tests.unit.test_registry_client import Answer, Server, says
 
 LAYER = gzip.compress(bytes(10240), mtime=0)
