@@ -19,7 +19,7 @@ from pathlib import Path
 from benchmarks._common import ROOT
 from kit import shell
 
-LIBRARY = ROOT / "templates/lib"
+LIBRARY = ROOT / "templates/parts/image_mount/lib"
 # What the kit does is measured by its own functions, so a change of them is a change here.
 WAYS = {
     "kernel": 'image_mount::by_kernel "$1" "$2"',
@@ -90,7 +90,7 @@ def daemon_cpu(root: Path) -> float:
 
 def learn(image: str, root: str, path: str) -> None:
     """Write the list of hot pages, as the kit does during a run."""
-    sys.path.insert(0, str(LIBRARY))
+    sys.path.insert(0, str(ROOT / "templates/kit_node"))
     hot_pages = importlib.import_module("hot_pages")
     vars(hot_pages)["rank_root"] = lambda _job: root
     hot_pages.main(image, path, "0", "60")

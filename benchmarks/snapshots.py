@@ -21,7 +21,7 @@ from pathlib import Path
 from benchmarks._common import Goal, report
 from kit.snapshots import scan
 from kit.snapshots.store import Store
-from tests.support import REPO
+from tests import laid_out
 
 _TIMES = 3
 _STASH = ["git", "-c", "user.name=a", "-c", "user.email=a@b", "stash", "create"]
@@ -71,7 +71,7 @@ class Bench:
         run = self.folder / "run"
         shutil.rmtree(run, ignore_errors=True)
         (run / "state").mkdir(parents=True)
-        lib = REPO / "templates/lib"
+        lib = laid_out.LIB
         text = f"KIT_RUN_DIR={run} KIT_SNAPSHOT={self.tree} KIT_TREE={self.tree.name}\nsource {lib}/log.sh\n"
         script = f"set -uo pipefail\n{text}source {lib}/workspace.sh\nworkspace::prepare"
         subprocess.run(["bash", "-c", script], check=True)

@@ -26,7 +26,7 @@ from pathlib import Path
 
 from benchmarks._common import ROOT, Goal, project, report
 from benchmarks._mounted_import import WAYS
-from kit import data_folders, shell
+from kit import data_folders, render, shell
 from kit.images import image_lock
 from kit.slurm import client
 from kit.slurm.embedded import ClusterSize, down, up
@@ -245,8 +245,7 @@ def make_run(folder: Path) -> None:
     """What read-ahead.sh finds beside its own place: a run's programs, and the folder of the lists."""
     (folder / "runs/run").mkdir(parents=True)
     (folder / "runs/.hot-pages").mkdir(mode=0o700)
-    for name in ("bin", "lib"):
-        (folder / "runs/run" / name).symlink_to(ROOT / "templates" / name)
+    render.write_all(folder / "runs/run")
 
 
 def one_import(folder: Path, way: str, count: int, state: str, *learn: str) -> tuple[float, float]:

@@ -22,6 +22,7 @@ MARK = own_batch_script.MARK
 # The Python that runs beside ranks. In a run its modules are in lib/, and the program of the preflight checks is in bin/.
 NODE = "kit_node"
 ALL_REDUCE = "bin/all_reduce.py"
+PARTS = "parts"
 
 
 def sh(value: Any) -> str:
@@ -69,10 +70,8 @@ def configured(kind: type[E]) -> E:
 
 @cache
 def plain(name: str) -> str:
-    """The unchanged text of a file of templates/, or of a Python module of a run, by its name there (lib/NAME.py)."""
-    # Modules import each other by name, in the repository as on the nodes: all are in one folder.
-    place = f"{NODE}/{PurePath(name).name}" if name.endswith(".py") else name
-    return (_folder() / place).read_text(encoding="utf-8")
+    """The unchanged text of a file of templates/: by its name in a run (bin/NAME, lib/NAME), or by its path there."""
+    return _places().get(name, _folder() / name).read_text(encoding="utf-8")
 
 
 @cache
@@ -81,39 +80,64 @@ def program_names() -> tuple[str, ...]:
 
     bin/fuse/NAME: a program that stands before another one of its name on the PATH of Enroot.
     """
-    return (
-        ALL_REDUCE,
-        *(name for name in _names("bin") if MARK not in plain(name)),
-        "bin/fuse/fuse-overlayfs",
-        "bin/fuse/squashfuse",
-    )
+    return tuple(name for name in _places() if name.startswith("bin/") and MARK not in plain(name))
 
 
 @cache
 def library_names() -> tuple[str, ...]:
     """lib/NAME of files that programs source, run or import, sorted: shell functions, rules for a stall, kit_node's modules."""
-    modules = (f"lib/{name}" for name in _files(NODE) if f"bin/{name}" != ALL_REDUCE)
-    return tuple(sorted((*_names("lib"), *modules)))
+    return tuple(name for name in _places() if name.startswith("lib/"))
+
+
+@cache
+def part_names(part: str) -> tuple[str, ...]:
+    """The names in a run of the files of templates/parts/PART/, sorted. Its part.sh is lib/PART.sh there."""
+    folder = _folder() / PARTS / part
+    return tuple(name for name, path in _places().items() if path.is_relative_to(folder))
+
+
+def write_all(folder: Path) -> None:
+    """Write bin/ and lib/ of a run folder, with the files of all parts, for programs that run without a run folder."""
+    for name in _places():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(plain(name), encoding="utf-8")
+        path.chmod(0o755 if name.startswith("bin/") else 0o644)
+
+
+@cache
+def called_names() -> tuple[str, ...]:
+    """lib/NAME.sh of the parts that have a part.sh: those that the batch script calls."""
+    return tuple(name for name, path in _places().items() if path.name == "part.sh")
+
+
+@cache
+def _places() -> dict[str, Path]:
+    """Name in a run's bin/ or lib/ -> the file of templates/ that it is a copy of, sorted by name.
+
+    Modules import each other by name, in the repository as on the nodes: all are in one folder.
+    """
+    top = _folder()
+    found = {f"lib/{path.parent.name}.sh": path for path in (top / PARTS).glob("*/part.sh")}
+    for folder in (top / "core", *(top / PARTS).iterdir()):
+        for kind in ("bin", "lib"):
+            files = (path for path in (folder / kind).rglob("*") if path.is_file())
+            found |= {str(path.relative_to(folder)): path for path in files}
+    modules = ((f"lib/{path.name}", path) for path in (top / NODE).glob("*.py"))
+    found |= {ALL_REDUCE if name == f"lib/{PurePath(ALL_REDUCE).name}" else name: path for name, path in modules}
+    return dict(sorted(found.items()))
 
 
 @cache
 def absent_names() -> tuple[str, ...]:
     """Names of the modules that a rank may import in every run, with a stand-in for runs without their feature, sorted."""
-    return _files(f"{NODE}/absent")
+    return tuple(sorted(path.name for path in (_folder() / NODE / "absent").glob("*.py")))
 
 
 @cache
 def stand_in(name: str) -> str:
     """The text of a stand-in."""
     return (_folder() / NODE / "absent" / name).read_text(encoding="utf-8")
-
-
-def _names(folder: str) -> tuple[str, ...]:
-    return tuple(f"{folder}/{name}" for name in _files(folder))
-
-
-def _files(folder: str) -> tuple[str, ...]:
-    return tuple(sorted(p.name for p in (_folder() / folder).iterdir() if p.suffix in {".sh", ".py", ".awk"}))
 
 
 def _folder() -> Path:

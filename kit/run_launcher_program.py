@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from kit import data_folders, shell
+from kit import data_folders, render, shell
 from kit.errors import ImageError, RunError, ToolError, UsageError
 from kit.images import check_against_lock, image_lock
 from kit.images.progress import Report
@@ -72,16 +73,21 @@ class NodeProgram:
             return _run(argv, {**os.environ, "PYTHONPATH": str(launchers)}, {}, report)
         program = ["python3", f"{_LAUNCHERS}/{self.script}", *given]
         outside = {one.inside: str(one.host) for one in shown}
-        return _run(self._contained(shown, program), _environment(), outside, report)
+        with tempfile.TemporaryDirectory(prefix="kit-") as kits_own:
+            render.write_all(Path(kits_own))
+            return _run(self._contained(shown, program, Path(kits_own, "bin")), _environment(), outside, report)
 
-    def _contained(self, shown: Sequence[Shown], program: Sequence[str]) -> list[str]:
-        """The argv that runs `program` in the image. It sees only these mounts, and can write only where `shown` allows it."""
+    def _contained(self, shown: Sequence[Shown], program: Sequence[str], programs: Path) -> list[str]:
+        """The argv that runs `program` in the image. It sees only these mounts, and can write only where `shown` allows it.
+
+        programs: the kit's own, bin/ of a run folder.
+        """
         shell.require("bwrap", hint="install bubblewrap, or use --no-container and --python")
         image = self._image()
         packaged = data_folders.packaged()
         try:
             mounts = (
-                Mount(source=str(packaged / "templates/bin"), target=f"{CONTAINER_RUN}/bin", flags=("ro",)),
+                Mount(source=str(programs), target=f"{CONTAINER_RUN}/bin", flags=("ro",)),
                 Mount(source=str(packaged / "launchers"), target=_LAUNCHERS, flags=("ro",)),
                 *(Mount(source=str(o.host), target=o.inside, flags=() if o.writable else ("ro",)) for o in shown),
             )
@@ -92,7 +98,7 @@ class NodeProgram:
             mounts=mounts,
             workdir="/",
             options=ContainerOptions(remap_root=False),
-            bin=packaged / "templates/bin",
+            bin=programs,
             home=str(Path.home()),
         )
         script, *words = runtime.wrap([], program, container)

@@ -40,11 +40,11 @@ FILES: dict[str, tuple[str, ...]] = {
     "kit/planning/complete_job.py": ("tests/unit/test_plan.py", "tests/unit/test_roles.py", "tests/golden"),
     "kit/planning/placement.py": ("tests/unit/test_roles.py", "tests/unit/test_plan.py", "tests/golden"),
     "kit/planning/role_rules.py": ("tests/unit/test_roles.py", "tests/golden/test_messages.py"),
-    "templates/lib/environment.sh": ("tests/scripts/test_environment.py", "tests/scripts/test_batch.py"),
-    "templates/lib/rank_variables.sh": ("tests/scripts/test_rank_variables.py", "tests/scripts/test_worker.py"),
-    "templates/lib/retry.sh": ("tests/scripts/test_retry.py",),
-    "templates/lib/role_policy.sh": ("tests/scripts/test_role_policy.py",),
-    "templates/lib/trust.sh": ("tests/scripts/test_trust.py",),
+    "templates/core/lib/environment.sh": ("tests/scripts/test_environment.py", "tests/scripts/test_batch.py"),
+    "templates/core/lib/rank_variables.sh": ("tests/scripts/test_rank_variables.py", "tests/scripts/test_worker.py"),
+    "templates/core/lib/retry.sh": ("tests/scripts/test_retry.py",),
+    "templates/core/lib/role_policy.sh": ("tests/scripts/test_role_policy.py",),
+    "templates/core/lib/trust.sh": ("tests/scripts/test_trust.py",),
 }
 _COMPARED: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",

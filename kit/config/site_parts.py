@@ -13,7 +13,7 @@ from kit.errors import ConfigError, Fault, KitError, did_you_mean
 from kit.files import own_folders, untrusted_files
 from kit.schema.cluster import Cluster
 
-# templates/lib/site_parts.sh says when each is called.
+# templates/parts/site_parts/part.sh says when each is called.
 PHASES = ("begun", "before_ranks", "before_attempt", "end")
 
 _KEY = "parts.folder"

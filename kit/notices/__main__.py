@@ -1,4 +1,4 @@
-"""`python -m kit.notices RUN-FOLDER`: the batch script calls it (templates/lib/notices.sh). Slurm is not asked."""
+"""`python -m kit.notices RUN-FOLDER`: the batch script calls it (templates/parts/notices/part.sh). Slurm is not asked."""
 
 from __future__ import annotations
 

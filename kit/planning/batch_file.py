@@ -14,9 +14,8 @@ import jinja2
 from jinja2 import meta
 
 from kit.errors import ConfigError, Fault, nearest
-from kit.planning import foreign_script, site_shell, steps, template_sandbox
+from kit.planning import foreign_script, parts, site_shell, steps, template_sandbox
 from kit.planning.decisions import Decisions
-from kit.planning.parts import called_parts, code_digest
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
 from kit.render import configured, render
 from kit.schema import own_batch_script
@@ -36,8 +35,6 @@ STABLE = (
 AVOID_DIR = ".avoid"
 # This is below Linux's ephemeral ports (from 32768). nodes.sh chooses from 10,000 ports from here on, by job id.
 _PORT_BASE = 20_000
-# Time limit of a phase of a site's own part.
-_SITE_PARTS_S = 60
 
 
 def batch_script(made: Decisions) -> str:
@@ -72,7 +69,7 @@ def users_script(made: Decisions) -> str | None:
 def _variables(made: Decisions) -> dict[str, Any]:
     """The variables of the kit's own template."""
     head = {"sbatch": sbatch_options(made), "explained": [*explanation(made)]}
-    return {**head, **_settings(made), **_steps(made)}
+    return {**parts.variables(made), **head, **_settings(made), **_steps(made)}
 
 
 def _settings(made: Decisions) -> dict[str, Any]:
@@ -82,7 +79,7 @@ def _settings(made: Decisions) -> dict[str, Any]:
         "run_dir": made.site.run_dir,
         "snapshot": made.site.snapshot.folder if made.site.snapshot else "",
         "tree": made.site.snapshot.tree if made.site.snapshot else "",
-        "code": code_digest(made),
+        "code": parts.code_digest(made),
         "job_name": job.name,
         "images": [word for pin in made.pins.distinct for word in (pin.image, pin.digest)],
         "runtime": job.container.runtime,
@@ -110,8 +107,6 @@ def _settings(made: Decisions) -> dict[str, Any]:
         "avoid_dir": f"{made.site.runs_dir}/{AVOID_DIR}",
         "inherit": tuple(dict.fromkeys((*job.inherit, *site_shell.carried(made)))),
         "outlives": made.outlives,
-        "site_parts": [" ".join((part.name, *part.phases)) for part in made.resolved.site_parts],
-        "site_parts_limit": made.resolved.cluster.parts.timeout_s or _SITE_PARTS_S,
     }
 
 
@@ -120,22 +115,17 @@ def _steps(made: Decisions) -> dict[str, Any]:
     return {
         "step_argv": steps.role_step(made, made.main),
         "roles": [{"facts": r.facts(), "env": r.env(), "argv": steps.role_step(made, r)} for r in made.roles],
-        "warm_argv": steps.warm_step(made),
-        "memory_argv": steps.memory_step(made),
-        "warm_ranks": made.main.world_size,
         "signal_argv": steps.signal_step(made),
         "evidence_argv": steps.evidence_step(made),
         "monitor_argv": steps.monitor_step(made),
         "preflight_argv": steps.preflight_step(made),
         "probe_argv": steps.probe_step(made),
         "stage_argv": steps.stage_step(made),
+        # For templates that were ejected before parts had constants.
         "image_chain": steps.image_chain(made),
-        "once_argv": steps.lines_step(made, "once"),
-        "per_node_argv": steps.lines_step(made, "per_node"),
-        "after_argv": steps.lines_step(made, "after"),
-        "lines_limit": {name: str(one.timeout_s) for name, one in made.job.lines.items() if one.timeout_s},
         "container_argv": steps.container_step(made),
-        "parts": called_parts(made),
+        "parts": parts.called_parts(made),
+        "constants": parts.constants(made),
     }
 
 

@@ -21,7 +21,7 @@ _OUTPUTS = ("output", "error")
 
 
 def variables(made: Decisions, text: str) -> dict[str, Any]:
-    """The variables of templates/bin/foreign.sh for a script."""
+    """The variables of templates/core/bin/foreign.sh for a script."""
     asked = sbatch_lines.options(text)
     chdir = asked.get("chdir", "")
     return {

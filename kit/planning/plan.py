@@ -21,13 +21,11 @@ from kit.errors import Fault
 from kit.planning import (
     cpu_builds,
     foreign_script,
-    memory_checkpoints,
     nested_launchers,
     open_files,
     parts,
     rank_files,
     site_shell,
-    warm_ranks,
 )
 from kit.planning.batch_file import batch_script, foreign
 from kit.planning.complete_job import completed
@@ -180,8 +178,7 @@ def decide(
     )
     cpu_builds.check(made)
     nested_launchers.check(made)
-    warm_ranks.check(made)
-    memory_checkpoints.check(made)
+    parts.check(made)
     return made
 
 

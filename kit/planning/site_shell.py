@@ -1,6 +1,6 @@
 """The commands that a site gives its users as functions of the shell, such as `module`, for lines of `setup` and `[once]`.
 
-A login shell defines them, and a step of Slurm starts none. A run whose lines may use them has templates/lib/site_shell.sh, which
+A login shell defines them, and a step of Slurm starts none. A run whose lines may use them has templates/parts/site_shell, which
 defines each at its first use. Outside a container, it also gets what the submitter's shell says about them, as sbatch passes it on.
 """
 

@@ -73,7 +73,7 @@ def warm_step(made: Decisions) -> list[str]:
         "--kill-on-bad-exit=0",
         "--wait=0",
         "--no-kill",
-        # Standard input and output carry orders and reports: templates/lib/warm_ranks.sh.
+        # Standard input and output carry orders and reports: templates/parts/warm_ranks/part.sh.
         f"--error={made.paths.run.logs}/warm.log",
         "--open-mode=append",
     ]

@@ -1,4 +1,4 @@
-"""Removes lists of hot pages: the parts of an image that a start reads, which templates/lib/hot_pages.sh keeps beside the runs."""
+"""Removes lists of hot pages: the parts of an image that a start reads, which templates/parts/hot_pages keeps beside the runs."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """bubblewrap: mounts the .sqsh in the task's own mount namespace without unpacking it. The mount ends with the task.
 
-It is for clusters without Pyxis, and for a single machine. templates/bin/bubblewrap.sh does the work on the node.
+It is for clusters without Pyxis, and for a single machine. templates/parts/bubblewrap/bin/bubblewrap.sh does the work on the node.
 """
 
 from __future__ import annotations

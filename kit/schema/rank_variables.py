@@ -1,6 +1,6 @@
 """Variables that a rank sees, with their meaning: `docs/reference/variables.md` is made from them.
 
-templates/bin/worker.sh, rank.sh and templates/lib/rank_variables.sh set them; a test compares them with those of a real rank.
+worker.sh, rank.sh and rank_variables.sh of templates/core set them; a test compares them with those of a real rank.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Events of a run: the lines of state/events.jsonl, which templates/lib/events.sh appends."""
+"""Events of a run: the lines of state/events.jsonl, which templates/core/lib/events.sh appends."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(name: str, node: JobNode, shell_argv: tuple[str, ...], log: Path) -> Iterator[Server]:
-    """Run a server of templates/lib/tools.sh on the node during the block. It ends when its standard input is closed.
+    """Run a server of templates/core/lib/tools.sh on the node during the block. It ends when its standard input is closed.
 
     shell_argv: the run's own step of a shell. ToolError if the container has no such server, or if it does not start.
     """

@@ -18,6 +18,7 @@ from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime
 from kit.schema.mount import Mount
 from kit.schema.resources_slurm_container import ContainerOptions
+from tests import laid_out
 from tests.support import REPO
 
 # The GPT of launchers/lib, saved as launchers/fsdp/train.py does.
@@ -37,7 +38,7 @@ def saved(train_cpu: Path, tmp_path: Path) -> Path:
         pytest.skip("bubblewrap is not installed: make setup")
     lock = image_lock.read(REPO / "containers/train-cpu/image.lock")
     mounts = (
-        Mount(source=str(REPO / "templates/bin"), target="/kit/run/bin", flags=("ro",)),
+        Mount(source=str(laid_out.BIN), target="/kit/run/bin", flags=("ro",)),
         Mount(source=str(REPO / "launchers"), target="/kit/launchers", flags=("ro",)),
         Mount(source=str(tmp_path), target="/kit/work"),
     )
@@ -46,7 +47,7 @@ def saved(train_cpu: Path, tmp_path: Path) -> Path:
         mounts=mounts,
         workdir="/",
         options=ContainerOptions(remap_root=False),
-        bin=REPO / "templates/bin",
+        bin=laid_out.BIN,
         home="/",
     )
     shell.run(runtime.wrap([], ["python3", "-c", SAVE], container), timeout=120)

@@ -15,11 +15,11 @@ from kit.images.progress import Silent
 from kit.images.squash import enroot_layout, sqshfile
 from kit.schema.image import ImageConfig
 from kit.slurm.embedded import EmbeddedCluster
+from tests import laid_out
 from tests.cluster import image_corpus as corpus
 from tests.cluster.image_env import VALUES
 from tests.cluster.image_lab import rootfs
 from tests.cluster.test_cluster import slurm
-from tests.support import REPO
 
 pytestmark = [
     pytest.mark.cluster,
@@ -69,7 +69,7 @@ def test_enroot_hands_it_on(image: Path, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shell.which("bwrap") is None, reason="bubblewrap is not installed")
 def test_bubblewrap_hands_it_on(image: Path) -> None:
-    script = REPO / "templates/bin/bubblewrap.sh"
+    script = laid_out.BIN / "bubblewrap.sh"
     done = shell.run([str(script), f"--image={image}", "--workdir=/", "--", "/bin/env", "-0"])
     assert told(done.stdout) == VALUES
 

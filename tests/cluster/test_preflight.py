@@ -12,11 +12,11 @@ import pytest
 
 from kit import shell
 from kit.shell import Completed
+from tests import laid_out
 from tests.cluster.image_lab import needs_root, small_disk
 from tests.cluster.lab import Lab
-from tests.support import REPO
 
-SCRIPT = REPO / "templates" / "bin" / "preflight.sh"
+SCRIPT = laid_out.BIN / "preflight.sh"
 NODE = "node7"
 
 

@@ -17,6 +17,7 @@ from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime as bubblewrap
 from kit.schema.mount import Mount
 from kit.schema.resources_slurm_container import ContainerOptions
+from tests import laid_out
 from tests.cluster.lab import TIMEOUT_S, Lab
 from tests.support import REPO
 
@@ -148,7 +149,7 @@ def test_the_table_is_true_of_an_ordinary_user_in_bubblewrap(train_cpu: Path, tm
         )
         for name in ("work", "bin", "lib"):
             (place / name).mkdir()
-        shell.run(["cp", "-r", str(REPO / "templates/bin"), str(REPO / "templates/lib"), str(place)])
+        shell.run(["cp", "-r", str(laid_out.BIN), str(laid_out.LIB), str(place)])
         shell.run(["cp", str(image), str(place / "image.sqsh")])
         (place / "canary").write_text("of the host")
         (place / "work" / "probe.py").write_text(PROBE)

@@ -11,8 +11,8 @@ import pytest
 from kit import shell
 from kit.migrate.read_script import read
 from kit.migrate.variables import KITS
+from tests import laid_out
 from tests.migrate.forms import FORMS, Form
-from tests.support import REPO
 
 pytest.importorskip("tree_sitter_bash", reason="the extra 'migrate' is not installed")
 
@@ -78,7 +78,7 @@ def test_the_program_gets_the_same_variables(name: str, tmp_path: Path) -> None:
     job = read(script, form.script).job
     (tmp_path / "setup.sh").write_text("".join(f"{line}\n" for line in job.get("setup", [])))
     (tmp_path / "env").write_text("".join(f"{name}={value}\0" for name, value in job.get("env", {}).items()))
-    setup = f'KIT_RUN_DIR=/nowhere; source {REPO}/templates/lib/setup_lines.sh; setup_lines::run "$HOME/setup.sh" || exit 1; '
+    setup = f'KIT_RUN_DIR=/nowhere; source {laid_out.LIB}/setup_lines.sh; setup_lines::run "$HOME/setup.sh" || exit 1; '
     run = 'mapfile -d "" -t own <"$HOME/env"; exec env "${own[@]}" srun train'
     asked = _said(tmp_path, "bash ./job.sbatch", base)
     assert _said(tmp_path, setup + run, base) == asked

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from kit import shell
-from tests.support import REPO
+from tests import laid_out
 
-LIB = REPO / "templates" / "lib"
-BIN = REPO / "templates" / "bin"
+LIB = laid_out.LIB
+BIN = laid_out.BIN
 LIBRARIES = (
     "clock", "log", "numbers", "environment", "output_links", "debug", "slurm", "nodes", "events", "heartbeat", "container_names",
     "steps", "failures", "failure_watch", "stall_watch", "image_chain", "node_checks", "retry", "endpoints", "role_policy",

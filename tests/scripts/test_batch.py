@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.support import REPO
+from tests import laid_out
 
-LIB = REPO / "templates" / "lib"
+LIB = laid_out.LIB
 # Two replica groups on one node and one on the next.
 STEPS = "\n".join(
     f"declare -A KIT_STEP_{i}=([name]=replica-{i} [folder]=roles/replica-{i} [variable]=REPLICA_{i} "

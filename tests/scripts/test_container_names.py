@@ -11,10 +11,11 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.support import REPO, SHA
+from tests import laid_out
+from tests.support import SHA
 from tests.warm import came
 
-LIB = REPO / "templates" / "lib"
+LIB = laid_out.LIB
 FILE, REFERENCE = f"/store/sha256/{SHA}.sqsh", f"docker://reg.example#ns/name@sha256:{SHA}"
 
 
@@ -99,7 +100,7 @@ def test_nothing_is_left_where_the_signal_reaches_the_sleep_first(tmp_path: Path
     """Slurm signals the processes of a step one after the other, in any order."""
     (tmp_path / "enroot").write_text("#!/bin/sh\nexit 0\n")
     (tmp_path / "enroot").chmod(0o755)
-    program = REPO / "templates" / "bin" / "container.sh"
+    program = laid_out.BIN / "container.sh"
     env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
     keeper = subprocess.Popen(["bash", str(program), "kit-7-1"], env=env, start_new_session=True)
 

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from kit import shell
-from tests.support import REPO
+from tests import laid_out
 
-LIB = REPO / "templates" / "lib" / "environment.sh"
+LIB = laid_out.LIB / "environment.sh"
 
 
 def bash(script: str, **env: str) -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import REPO
+from tests import laid_out
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="a mount namespace of one's own needs root")
 
@@ -32,7 +32,7 @@ fuse_daemon::find_witness() {
 @pytest.mark.parametrize("mistaken", ["", ITSELF])
 def test_a_daemon_ends_with_the_last_process_of_its_container(mistaken: str) -> None:
     """It was taken for a process of the container that it serves, so that both stayed on the node."""
-    script = SCRIPT.format(lib=REPO / "templates/lib/fuse_daemon.sh", mistaken=mistaken)
+    script = SCRIPT.format(lib=laid_out.LIB / "fuse_daemon.sh", mistaken=mistaken)
     argv = ["unshare", "--mount", "/bin/bash", "-c", script]
     done = subprocess.run(argv, env=os.environ | {"KIT_FUSE_DAEMON": "1"}, timeout=20, check=False)
     assert done.returncode == 137
@@ -40,7 +40,7 @@ def test_a_daemon_ends_with_the_last_process_of_its_container(mistaken: str) -> 
 
 @pytest.mark.parametrize(("name", "first"), [("enroot", "/bin/fuse"), ("other", "/usr/bin")])
 def test_only_enroot_finds_the_programs_of_the_kit(tmp_path: Path, name: str, first: str) -> None:
-    library = REPO / "templates/lib/fuse_path.sh"
+    library = laid_out.LIB / "fuse_path.sh"
     script = tmp_path / name
     script.write_text(f"""#!/bin/bash
 echo "${{PATH%%:*}}"

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from tests import laid_out
 from tests.scripts.shell_writes import written
-from tests.support import REPO
 
-TEMPLATES = REPO / "templates"
-PROGRAMS = sorted(p for p in (TEMPLATES / "bin").glob("*.sh"))
+PROGRAMS = sorted(laid_out.BIN.glob("*.sh"))
 
 
 def owners(program: Path) -> dict[str, set[str]]:
     """Global name -> files that write it, over a program and all that it sources."""
     libraries = re.findall(r"lib/([a-z_-]+\.sh)", program.read_text(encoding="utf-8"))
     found = defaultdict(set)
-    for path in {program, *(TEMPLATES / "lib" / name for name in libraries)}:
+    for path in {program, *(laid_out.LIB / name for name in libraries)}:
         for name in written(path):
             found[name].add(path.name)
     return found

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.support import NODE, REPO, write_libraries
+from tests import laid_out
+from tests.support import NODE, write_libraries
 
-BIN = REPO / "templates" / "bin"
+BIN = laid_out.BIN
 DIGEST = "a" * 64
 sys.path.insert(0, str(NODE))
 import hot_pages  # noqa: E402

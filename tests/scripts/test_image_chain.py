@@ -30,7 +30,8 @@ import pytest
 
 from kit import shell
 from kit.images import block_list
-from tests.support import NODE, REPO, write_libraries
+from tests import laid_out
+from tests.support import NODE, write_libraries
 
 
 def library(name: str) -> Any:
@@ -65,7 +66,7 @@ class Nodes:
         self.run, self.store = folder / "run", folder / "store"
         for path in (self.run / "state" / "stage", self.store):
             path.mkdir(parents=True)
-        shutil.copytree(REPO / "templates" / "bin", self.run / "bin")
+        shutil.copytree(laid_out.BIN, self.run / "bin")
         write_libraries(self.run)
         self.content = random.Random(size).randbytes(size)
         self.sha256 = hashlib.sha256(self.content).hexdigest()

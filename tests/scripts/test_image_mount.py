@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.support import REPO
+from tests import laid_out
 
 CACHED = "kernel_cache,entry_timeout=86400,attr_timeout=86400,negative_timeout=86400"
 
@@ -18,8 +18,8 @@ def folder(tmp_path: Path) -> Path:
     """A run folder with its programs, and stand-ins of both FUSE programs that print how they were called."""
     run = tmp_path / "runs/run"
     (run / "bin").mkdir(parents=True)
-    (run / "lib").symlink_to(REPO / "templates/lib")
-    (run / "bin/fuse").symlink_to(REPO / "templates/bin/fuse")
+    (run / "lib").symlink_to(laid_out.LIB)
+    (run / "bin/fuse").symlink_to(laid_out.BIN / "fuse")
     for name in ("squashfuse", "squashfuse_ll"):
         path = tmp_path / "programs" / name
         path.parent.mkdir(exist_ok=True)
@@ -87,7 +87,7 @@ def test_the_real_programs_take_these_options(folder: Path, program: str) -> Non
     options = "image_mount::use_cached" if program == "squashfuse" else "image_mount::choose_fuse"
     script = folder / "script.sh"
     script.write_text(
-        f"source {REPO}/templates/lib/image_mount.sh\n{options}\n"
+        f"source {laid_out.LIB}/image_mount.sh\n{options}\n"
         f'"${{image_mount_fuse[@]}}" {file} {place} && cat {place}/file && umount {place}\n'
     )
     assert shell.run(["unshare", "--mount", "--propagation", "private", "bash", str(script)]).stdout == "text"

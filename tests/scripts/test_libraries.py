@@ -15,10 +15,11 @@ from pathlib import Path
 import pytest
 
 from kit import shell
+from tests import laid_out
 from tests.scripts import batch_lab
 from tests.support import NODE, REPO
 
-LIB = REPO / "templates" / "lib"
+LIB = laid_out.LIB
 
 
 def bash(script: str, *libraries: str, **env: str) -> list[str]:

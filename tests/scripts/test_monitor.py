@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from kit import shell
+from tests import laid_out
 from tests.scripts.batch_lab import BIN, BatchLab
-from tests.support import REPO
 
 # It ends at once when it is told to.
 DMON = "#!/bin/bash\necho a line\nexec sleep 600\n"
@@ -134,7 +134,7 @@ def test_c2_who_took_the_folder_of_the_reports_is_named(tmp_path: Path) -> None:
     """The stall watch was off without a word: another user had made the folder for the next numbers of jobs."""
     lab = BatchLab(tmp_path)
     for name in ("bin", "lib"):
-        shutil.copytree(REPO / "templates" / name, lab.run_dir / name)
+        shutil.copytree(laid_out.RUN / name, lab.run_dir / name)
     # A plain job has no sampler, for which the task would go on.
     (lab.run_dir / "bin/sample-ranks.sh").unlink()
     folder = Path(f"/dev/shm/kit-{os.geteuid()}-taken-by-test")

@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from kit import shell
+from tests import laid_out
 from tests.scripts.batch_lab import BatchLab
-from tests.support import REPO
 
-LIB = REPO / "templates" / "lib"
+LIB = laid_out.LIB
 # Starts the program behind its options, as one task on this machine.
 SRUN = """#!/bin/bash
 while [[ "$1" == --* ]]; do shift; done
@@ -57,7 +57,7 @@ nodes_all=(n1)
 def test_a18_the_probe_starts_when_the_cache_folder_is_there(tmp_path: Path) -> None:
     """The first job of a user on a fresh node: the preflight makes the folder that the probe's container mounts."""
     slow = tmp_path / "slow-preflight"
-    slow.write_text(f'#!/bin/bash\nsleep 0.5\nexec {REPO}/templates/bin/preflight.sh "$@"\n')
+    slow.write_text(f'#!/bin/bash\nsleep 0.5\nexec {laid_out.BIN}/preflight.sh "$@"\n')
     slow.chmod(0o755)
     cache = tmp_path / "cache"
     said = bash(
@@ -91,7 +91,7 @@ cat >{tmp_path}/bin/srun <<'END'
 {DEAF_ONCE}
 END
 export DEAF={deaf}
-program={REPO}/templates/bin/preflight.sh
+program={laid_out.BIN}/preflight.sh
 KIT_PREFLIGHT_ARGV=(srun --job-name=kit-preflight $program run={tmp_path}/run cache={tmp_path}/cache nofile=1)
 KIT_PROBE_ARGV=()
 node_checks::nodes 2>&1; echo "code $?"
@@ -191,7 +191,7 @@ def early(tmp_path: Path, rest: str) -> list[str]:
     return bash(
         tmp_path,
         f"""
-program={REPO}/templates/bin/preflight.sh
+program={laid_out.BIN}/preflight.sh
 printf '#!/bin/bash\\necho start >>{tmp_path}/starts\\nexec %s "$@"\\n' "$program" >{tmp_path}/bin/once
 chmod +x {tmp_path}/bin/once
 KIT_PREFLIGHT_ARGV=(srun --job-name=kit-preflight once run={tmp_path}/run cache={tmp_path}/cache nofile=1)

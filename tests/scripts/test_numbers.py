@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 
 from kit import shell
+from tests import laid_out
 from tests.scripts.batch_lab import BatchLab
 from tests.support import REPO
 
-LIB = REPO / "templates" / "lib"
-SCRIPTS = sorted([*(REPO / "templates").glob("*/*.sh"), *(REPO / "launchers").glob("*/*.sh")])
+LIB = laid_out.LIB
+SCRIPTS = sorted([*(REPO / "templates").rglob("*.sh"), *(REPO / "launchers").glob("*/*.sh")])
 
 # What read gets that only the kernel has written; the second is the field list of /proc/PID/stat.
 OF_THE_KERNEL = re.compile(r'<\s*"?/proc/|"\$\(fields |##\*\) |stepd|<\(stat --format=|<\(od -An')
@@ -23,14 +24,14 @@ OF_THE_KERNEL = re.compile(r'<\s*"?/proc/|"\$\(fields |##\*\) |stepd|<\(stat --f
 CHECKED = re.compile(r'\[\[[^\]]*"\$\{(\w+)\}" =~ \^\(?\[?[01]')
 # (file, function, variable) -> why its text is a number.
 SOUND = {
-    ("templates/lib/rank_progress.sh", "rank_progress::bytes_of_ranks", "count"): "of /proc/PID/io",
-    ("templates/lib/rank_progress.sh", "rank_progress::sum_up", "count"): "of /proc/PID/io",
-    ("templates/bin/sample-ranks.sh", "sum_up", "count"): "of /proc/PID/io",
-    ("templates/bin/signal.sh", "is_ready", "up"): "of /proc",
-    ("templates/bin/evidence.sh", "has_handler", "mask"): "of /proc/PID/status",
-    ("templates/lib/failures.sh", "failures::find_killed", "moved"): "of nodes::place_ranks",
-    ("templates/lib/trust.sh", "trust::safe_way", "owner"): "of stat",
-    ("templates/lib/trust.sh", "trust::safe_way", "mode"): "of stat",
+    ("templates/parts/monitor/lib/rank_progress.sh", "rank_progress::bytes_of_ranks", "count"): "of /proc/PID/io",
+    ("templates/parts/monitor/lib/rank_progress.sh", "rank_progress::sum_up", "count"): "of /proc/PID/io",
+    ("templates/parts/observed_ranks/bin/sample-ranks.sh", "sum_up", "count"): "of /proc/PID/io",
+    ("templates/core/bin/signal.sh", "is_ready", "up"): "of /proc",
+    ("templates/core/bin/evidence.sh", "has_handler", "mask"): "of /proc/PID/status",
+    ("templates/core/lib/failures.sh", "failures::find_killed", "moved"): "of nodes::place_ranks",
+    ("templates/core/lib/trust.sh", "trust::safe_way", "owner"): "of stat",
+    ("templates/core/lib/trust.sh", "trust::safe_way", "mode"): "of stat",
     (
         "templates/remote/shared.sh",
         "send_changes",

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
+from tests import laid_out
 from tests.support import REPO
 
 TEMPLATES = REPO / "templates"
@@ -23,7 +24,7 @@ SCRIPTS = sorted(
     for path in folder.rglob("*")
     if path.is_file() and (path.suffix == ".sh" or path.read_bytes().startswith((b"#!/bin/bash", b"#!/bin/sh")))
 )
-CLOCK = TEMPLATES / "lib" / "clock.sh"
+CLOCK = TEMPLATES / "core/lib/clock.sh"
 BASH_4_4 = Path(os.environ.get("KIT_TEST_BASH_4_4", "/opt/bash-4.4/bin/bash"))
 # A word -> what to write in its place. The number is the first version that knows the word.
 LATER = {
@@ -50,8 +51,11 @@ LATER = {
 # The places that may know a word: each asks for the version first.
 KNOWS = {
     r"\bEPOCHREALTIME\b": {CLOCK},
-    r"\bsetpriv --pdeathsig": {TEMPLATES / "lib" / "image_mount.sh", TEMPLATES / "lib" / "fuse_daemon.sh"},
-    r"--(?:block-signal|default-signal|ignore-signal|list-signal-handling)\b": {TEMPLATES / "bin" / "unignore.sh"},
+    r"\bsetpriv --pdeathsig": {
+        TEMPLATES / "parts/image_mount/lib/image_mount.sh",
+        TEMPLATES / "parts/fuse_daemon/lib/fuse_daemon.sh",
+    },
+    r"--(?:block-signal|default-signal|ignore-signal|list-signal-handling)\b": {TEMPLATES / "core/bin/unignore.sh"},
 }
 
 
@@ -95,11 +99,11 @@ def test_what_counts_as_a_later_word(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert (later(script) == []) == known
 
 
-@pytest.mark.parametrize("program", sorted((TEMPLATES / "bin").glob("*.sh")), ids=lambda path: path.name)
+@pytest.mark.parametrize("program", sorted(laid_out.BIN.glob("*.sh")), ids=lambda path: path.name)
 def test_a_program_that_needs_the_time_has_the_clock(program: Path) -> None:
     """Of bash 5's own EPOCHSECONDS, bash 4.4 would know nothing; a test under bash 5 cannot see that."""
     text = program.read_text(encoding="utf-8")
-    files = [program, *(TEMPLATES / "lib" / name for name in re.findall(r"/lib/([a-z_]+\.sh)\"", text))]
+    files = [program, *(laid_out.LIB / name for name in re.findall(r"/lib/([a-z_]+\.sh)\"", text))]
     needs = [
         file.name for file in files if re.search(r"EPOCHSECONDS|clock::now", file.read_text("utf-8")) and file != CLOCK
     ]

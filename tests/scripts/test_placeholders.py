@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.support import REPO
+from tests import laid_out
 
 KNOWN = {
     "KIT_ROLE_SERVER_ADDR": "10.0.0.1",
@@ -26,7 +26,7 @@ def filled(folder: Path, *words: str) -> list[str]:
         encoding="utf-8",
     )
     said = shell.run(
-        ["bash", str(script), str(REPO / "templates/lib/placeholders.sh"), *words],
+        ["bash", str(script), str(laid_out.LIB / "placeholders.sh"), *words],
         env={"PATH": "/usr/bin:/bin", **KNOWN},
     )
     return said.stdout.split("\0")[:-1]

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.support import REPO
+from tests import laid_out
 
-LIB = REPO / "templates" / "lib" / "rank_variables.sh"
+LIB = laid_out.LIB / "rank_variables.sh"
 SLURM = {"SLURM_PROCID": "5", "SLURM_NTASKS": "8", "SLURM_LOCALID": "1", "SLURM_NODEID": "2", "SLURM_JOB_ID": "77"}
 KIT = {
     "KIT_MASTER_ADDR": "n1",
@@ -165,7 +165,7 @@ def test_ranks_that_are_moved_are_on_the_node_that_they_were_moved_to() -> None:
 
 def test_the_order_of_nodes_is_the_files(tmp_path: Path) -> None:
     """Nodes as srun numbers them, and the place of each among the ranks; a node that the job has not is said."""
-    nodes = REPO / "templates/lib/nodes.sh"
+    nodes = laid_out.LIB / "nodes.sh"
     look = 'echo "${nodes_first}|${KIT_NODE_RANKS:-}"'
     script = f"source {nodes}\nKIT_RUN_DIR={tmp_path}\nnodes::place_ranks n1 n2 n3 2>&1 || echo refused\n{look}"
     assert bash(script) == ["n1|"]

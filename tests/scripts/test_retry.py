@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.support import REPO
+from tests import laid_out
 
-LIB = REPO / "templates" / "lib" / "retry.sh"
+LIB = laid_out.LIB / "retry.sh"
 
 
 def bash(folder: Path, script: str, *, capped: bool, requeue: int, restarts: int, own: int | None = None) -> list[str]:

@@ -7,9 +7,9 @@ import os
 import pytest
 
 from kit import shell
-from tests.support import REPO
+from tests import laid_out
 
-LIB = REPO / "templates" / "lib" / "role_policy.sh"
+LIB = laid_out.LIB / "role_policy.sh"
 STUBS = r"""
 for name in log::info log::error events::record roles::finish roles::restart_in failures::show failures::retire steps::end \
     steps::doom signals::note_preemption roles::forgive; do

@@ -10,6 +10,7 @@ import pytest
 
 from kit import shell
 from kit.submit.folder import write_files
+from tests import laid_out
 from tests.golden.cases import CASES, MARK, SINGLES, Case, Single, planned, planned_single, single
 from tests.support import REPO
 
@@ -39,7 +40,7 @@ def jinja_in_body(text: str) -> list[str]:
     return [line for line in body.splitlines() if re.search(r"\{\{|\{%|\{#", re.sub(r"\$\{#", "", line))]
 
 
-@pytest.mark.parametrize("path", sorted((REPO / "templates" / "lib").glob("*.sh")), ids=lambda p: p.name)
+@pytest.mark.parametrize("path", sorted((laid_out.LIB).glob("*.sh")), ids=lambda p: p.name)
 def test_each_return_says_what_it_returns(path: Path) -> None:
     """In a trap, such as that of the script's end, a `return` alone returns the code from before the trap."""
     lines = enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
@@ -53,7 +54,7 @@ def test_jinja_stands_in_the_head_only(path: Path) -> None:
 
 
 def test_jinja_in_a_body_is_found() -> None:
-    batch = (REPO / "templates/bin/batch.sh").read_text(encoding="utf-8")
+    batch = (laid_out.BIN / "batch.sh").read_text(encoding="utf-8")
     assert jinja_in_body(batch + "echo {{ name | sh }}\n") == ["echo {{ name | sh }}"]
     assert jinja_in_body(batch.replace(MARK_OF_BODY, "")) != [], "without its mark all of it is body"
 

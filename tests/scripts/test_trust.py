@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.support import REPO
+from tests import laid_out
 
 NOBODY, DAEMON = 65534, 1
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="two users take root")
@@ -38,7 +38,7 @@ def as_user(uid: int, *argv: str | Path) -> shell.Completed:
 
 def private(uid: int, folder: Path) -> str:
     """What trust::private_folder says of a folder; empty: it may be used."""
-    text = (REPO / "templates/lib/trust.sh").read_text()
+    text = (laid_out.LIB / "trust.sh").read_text()
     done = as_user(
         uid, "bash", "-uc", f'{text}\ntrust::private_folder "$1"; printf %s "${{trust_problem}}"', "-", folder
     )
@@ -50,7 +50,7 @@ def digest(uid: int, file: Path, memory: Path) -> str:
 
 
 def digested(uid: int, file: Path, memory: Path, first: str = "") -> shell.Completed:
-    text = (REPO / "templates/lib/trust.sh").read_text()
+    text = (laid_out.LIB / "trust.sh").read_text()
     return as_user(uid, "bash", "-uc", f'{text}\n{first}\ntrust::digest "$1" "$2"', "-", file, memory)
 
 
@@ -151,7 +151,7 @@ def test_a_memory_that_another_user_wrote_is_not_believed(shared: Path) -> None:
 
 
 def stage(source: Path, sha256: str, folder: Path) -> shell.Completed:
-    return shell.run([str(REPO / "templates/bin/stage.sh"), str(source), sha256, str(folder), "1000"], check=False)
+    return shell.run([str(laid_out.BIN / "stage.sh"), str(source), sha256, str(folder), "1000"], check=False)
 
 
 def test_a_staged_image_that_is_not_the_locked_one(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from tests import laid_out
 from tests.training.test_gpt import CASES, VALUES, Case, need
 
 pytestmark = pytest.mark.timeout(240)
@@ -27,7 +28,7 @@ class Node:
         self.folder = Path(f"/dev/shm/kit-memory-{os.geteuid()}-{job}.0-test")
         self.folder.mkdir(mode=0o700)
         self.env = {
-            "PYTHONPATH": f"{REPO / 'launchers'}:{REPO / 'templates' / 'lib'}",
+            "PYTHONPATH": f"{REPO / 'launchers'}:{laid_out.LIB}",
             "SLURM_JOB_ID": str(job),
             "SLURMD_NODENAME": "test",
             "KIT_CHECKPOINT_MEMORY_EVERY": str(EVERY),

@@ -30,6 +30,7 @@ from kit.health.why import explain
 from kit.hosts import status
 from kit.ledger.read_run import SPENT
 from kit.slurm.client import JobId, QueuedJob
+from tests import laid_out
 from tests.support import REPO
 from tests.why.cases import CASES
 
@@ -130,7 +131,7 @@ def test_a_preempted_run_whose_ranks_ended_with_0_is_named_on_every_slurm(tmp_pa
     first, *_ = log.read_text(encoding="utf-8").splitlines()
     doubt = "Slurm preempted the job, and the ranks ended with 0: whether they were done is not known, so the run ends with 143"
     log.write_text(f"{first}\n2026-11-22T13:06:59+0000 n1: {doubt}\n", encoding="utf-8")
-    assert doubt.split(":", maxsplit=1)[0] in (REPO / "templates/lib/retry.sh").read_text(encoding="utf-8")
+    assert doubt.split(":", maxsplit=1)[0] in (laid_out.LIB / "retry.sh").read_text(encoding="utf-8")
     events = run / "state" / "events.jsonl"
     kept = [line for line in events.read_text(encoding="utf-8").splitlines() if '"requeue"' not in line]
     events.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")

@@ -28,8 +28,8 @@ from kit.notices.send_once import tell
 from kit.record import secret
 from kit.schema.job import Job
 from kit.schema.notify import Event
+from tests import laid_out
 from tests.endpoints import Hook, mailbox, webhook
-from tests.support import REPO
 
 pytest.importorskip("apprise", reason="notices: pip install 'slurm-kit[notify]'")
 
@@ -83,8 +83,8 @@ def watch(run: Path, **env: str) -> shell.Completed:
 
 
 def batch(run: Path, function: str) -> shell.Completed:
-    """A function of templates/lib/notices.sh, as the batch script has it."""
-    lib = REPO / "templates" / "lib"
+    """A function of templates/parts/notices/part.sh, as the batch script has it."""
+    lib = laid_out.LIB
     line = f"source {lib}/log.sh; source {lib}/notices.sh; {function}; echo after"
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"], "KIT_RUN_DIR": str(run)}
     return shell.run(["bash", "-uc", line], cwd=run, env=env, check=False, timeout=90)

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import ast
 import re
+import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kit import render
-from kit.planning.parts import PARTS, Part, file_names
 from kit.schema.preflight_monitor_retry import Watch
+from kit.planning import parts
+from kit.planning.parts import Part, all_parts, file_names
+from tests import laid_out
 from tests.golden.cases import CASES, Case, planned
 from tests.support import NODE, REPO
 
@@ -26,16 +30,77 @@ def own_files(case: str) -> set[str]:
 
 
 def test_each_file_of_a_part_is_a_file_of_the_templates_and_of_no_other_part() -> None:
-    named = [name for part in PARTS for name in part.files]
+    named = [name for part in all_parts() for name in part.files]
     assert len(named) == len(set(named))
-    assert set(named) <= {*render.program_names(), *render.library_names()}
+    # Those with a generated head are rendered, not copied.
+    rendered = {name for name in named if name.startswith("bin/") and render.MARK in render.plain(name)}
+    assert set(named) - rendered <= {*render.program_names(), *render.library_names()}
 
 
-@pytest.mark.parametrize("part", [part for part in PARTS if part.phases], ids=lambda part: part.name)
+def test_each_folder_of_a_part_has_its_module() -> None:
+    folders = {path.name for path in (REPO / "templates/parts").iterdir()}
+    names = [part.name for part in all_parts()]
+    assert folders <= set(names)
+    assert all(part.files for part in all_parts()), "a part without a folder has modules"
+    assert len(names) == len(set(names))
+
+
+def take_out(part: Part, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the kit find its parts in copies of templates/ and kit/planning/parts/ that lack this one."""
+    own = {"parts": [part.name], "kit_node": [Path(name).name for name in part.modules]}
+    shutil.copytree(REPO / "templates", into / "templates", ignore=lambda at, _: own.get(Path(at).name, []))
+    shutil.copytree(parts.__path__[0], into / "parts", ignore=lambda *_: [f"{part.name}.py"])
+    monkeypatch.setattr(render, "_folder", lambda: into / "templates")
+    monkeypatch.setattr(parts, "__path__", [str(into / "parts")])
+    forget()
+
+
+def forget() -> None:
+    """What was read of templates/ and of the package of parts."""
+    for one in (parts.all_parts, *(f for f in vars(render).values() if hasattr(f, "cache_clear"))):
+        one.cache_clear()
+
+
+@pytest.fixture
+def _forgotten() -> Iterator[None]:
+    yield
+    forget()
+
+
+def run_files(case: str) -> dict[str, str]:
+    """Name -> text of a run's files, without the digest of them all."""
+    return {file.name: re.sub("KIT_CODE=.*", "", file.text) for file in planned(BY_NAME[case]).files}
+
+
+@pytest.mark.usefixtures("_forgotten")
+@pytest.mark.parametrize(
+    ("name", "case"),
+    [("hot_pages", "local-pyxis"), ("image_chain", "local-image-chain"), ("once", "migrated-megatron")],
+)
+def test_a_part_can_be_taken_out_and_put_in_again(
+    name: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A feature is its folder and its module: nothing else of the kit names it."""
+    (part,) = (part for part in all_parts() if part.name == name)
+    files, before, bare = set(part.files), run_files(case), run_files("local-bare")
+    with monkeypatch.context() as without:
+        take_out(part, tmp_path, without)
+        assert name not in {part.name for part in all_parts()}
+        after = run_files(case)
+        assert run_files("local-bare") == bare, "a run that does not ask for the part does not change"
+    assert before.keys() - after.keys() == files
+    assert {file for file in after if after[file] != before[file]} == {"batch.sh"}
+    gone = set(before["batch.sh"].splitlines()) - set(after["batch.sh"].splitlines())
+    assert f"    {name} # {part.asked_by(planned(BY_NAME[case]).decisions)}" in gone
+    forget()
+    assert run_files(case) == before
+
+
+@pytest.mark.parametrize("part", [part for part in all_parts() if part.has_phases], ids=lambda part: part.name)
 def test_a_part_that_is_called_has_its_functions_in_the_file_of_its_name(part: Part) -> None:
-    assert f"lib/{part.name}.sh" in part.files
-    text = (REPO / "templates/lib" / f"{part.name}.sh").read_text(encoding="utf-8")
-    phases = re.findall(r"^#   (\w+) ", (REPO / "templates/lib/parts.sh").read_text(encoding="utf-8"), re.MULTILINE)
+    assert (REPO / "templates/parts" / part.name / "part.sh").is_file()
+    text = (laid_out.LIB / f"{part.name}.sh").read_text(encoding="utf-8")
+    phases = re.findall(r"^#   (\w+) ", (laid_out.LIB / "parts.sh").read_text(encoding="utf-8"), re.MULTILINE)
     assert any(f"{part.name}::{phase}()" in text for phase in phases)
 
 
@@ -52,7 +117,7 @@ def test_a_plain_job_has_no_part_that_it_did_not_ask_for() -> None:
         "enroot",
         "observed_ranks",
     ):
-        (part,) = (part for part in PARTS if part.name == name)
+        (part,) = (part for part in all_parts() if part.name == name)
         kept = {file for file in part.files if Path(file).name in render.absent_names()}
         assert not found & set(part.files) - kept
     assert len(found) <= MOST_FILES

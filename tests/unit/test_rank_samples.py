@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from tests.support import REPO
+from tests import laid_out
 
-AWK = REPO / "templates" / "lib" / "rank_samples.awk"
+AWK = laid_out.LIB / "rank_samples.awk"
 NOW = 100_000
 SUM = "collective train(program.py:9) all_reduce"
 

@@ -15,6 +15,7 @@ from kit.config.site_parts import PHASES, SitePart, read_site_parts
 from kit.errors import ConfigError
 from kit.planning import parts
 from kit.schema.cluster import Cluster
+from tests import laid_out
 from tests.golden.cases import CASES, planned
 from tests.support import REPO
 
@@ -122,5 +123,5 @@ def test_a_run_of_the_cluster_has_the_parts(folder: Path) -> None:
 
 def phases_that_are_called() -> set[str]:
     """Those of the library that calls them."""
-    text = (REPO / "templates" / "lib" / "site_parts.sh").read_text()
+    text = (laid_out.LIB / "site_parts.sh").read_text()
     return set(re.findall(r"^site_parts::(\w+)\(\)", text, re.MULTILINE)) - {"call", "run"}

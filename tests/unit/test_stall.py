@@ -20,9 +20,10 @@ from kit.health.rules import stall_rules
 from kit.health.run_record import Record
 from kit.health.why import explain
 from kit.hosts import status
+from tests import laid_out
 from tests.support import REPO
 
-AWK = REPO / "templates" / "lib" / "stall.awk"
+AWK = laid_out.LIB / "stall.awk"
 NOW = 100_000.0
 
 

@@ -34,7 +34,7 @@ from kit.schema.run_paths import RunPaths
 
 _EVENTS = "state/events.jsonl"
 
-# What templates/lib/retry.sh records of a preempted job whose ranks ended with 0: 128 + SIGTERM.
+# What templates/core/lib/retry.sh records of a preempted job whose ranks ended with 0: 128 + SIGTERM.
 _DOUBTED = 143
 
 

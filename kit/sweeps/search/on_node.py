@@ -1,4 +1,4 @@
-"""Runs on the node of a search's point, outside any container, together with the batch script (templates/bin/array.sh).
+"""Runs on the node of a search's point, outside any container, together with the batch script (templates/core/bin/array.sh).
 
     python -m kit.sweeps.search.on_node ask   POINT       before the batch script: chooses the point's values, and writes its files
     python -m kit.sweeps.search.on_node watch POINT PID   during the batch script: stops it if the point is bad early

@@ -230,7 +230,6 @@ readonly -a KIT_PROBE_ARGV=(
     image-env.sh
 )
 readonly -a KIT_STAGE_ARGV=()
-readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=(
     srun
     --job-name=kit-container
@@ -246,7 +245,7 @@ readonly -a KIT_CONTAINER_ARGV=(
     --open-mode=append
     /shared/runs/llama-@JOB@/bin/container.sh
 )
-# Features that only a key of the job brings: lib/parts.sh calls them.
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
 readonly -a KIT_PARTS=(
     hot_pages # image
 )
@@ -838,6 +837,10 @@ KIT_FILE
 KIT_FILE
     unpack 755 bin/evidence.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 755 bin/fuse/fuse-overlayfs <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/fuse/squashfuse <<'KIT_FILE'
+KIT_FILE
     unpack 755 bin/gpu-monitor.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/port.sh <<'KIT_FILE'
@@ -855,10 +858,6 @@ KIT_FILE
     unpack 755 bin/signal.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/unignore.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/fuse/fuse-overlayfs <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/fuse/squashfuse <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/cache_folders.sh <<'KIT_FILE'
 KIT_FILE

@@ -332,7 +332,6 @@ readonly -a KIT_PROBE_ARGV=(
     roles/replica-0/image-env.sh
 )
 readonly -a KIT_STAGE_ARGV=()
-readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=(
     srun
     --job-name=kit-container
@@ -348,7 +347,7 @@ readonly -a KIT_CONTAINER_ARGV=(
     --open-mode=append
     /shared/runs/llama-@JOB@/bin/container.sh
 )
-# Features that only a key of the job brings: lib/parts.sh calls them.
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
 readonly -a KIT_PARTS=(
     hot_pages # image
 )
@@ -1081,6 +1080,10 @@ KIT_FILE
 KIT_FILE
     unpack 755 bin/evidence.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 755 bin/fuse/fuse-overlayfs <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/fuse/squashfuse <<'KIT_FILE'
+KIT_FILE
     unpack 755 bin/gpu-monitor.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/port.sh <<'KIT_FILE'
@@ -1100,10 +1103,6 @@ KIT_FILE
     unpack 755 bin/signal.sh <<'KIT_FILE'
 KIT_FILE
     unpack 755 bin/unignore.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/fuse/fuse-overlayfs <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/fuse/squashfuse <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/cache_folders.sh <<'KIT_FILE'
 KIT_FILE

@@ -151,9 +151,8 @@ readonly -a KIT_PREFLIGHT_ARGV=(
 )
 readonly -a KIT_PROBE_ARGV=()
 readonly -a KIT_STAGE_ARGV=()
-readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=()
-# Features that only a key of the job brings: lib/parts.sh calls them.
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
 readonly -a KIT_PARTS=(
 )
 

@@ -218,16 +218,15 @@ readonly -a KIT_STAGE_ARGV=(
     /tmp/kit-ada/images
     50000000
 )
-readonly -a KIT_CHAINED_IMAGE=(
-    /home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    c0ffee0000000000000000000000000000000000000000000000000000000000
-)
-readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=()
-# Features that only a key of the job brings: lib/parts.sh calls them.
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
 readonly -a KIT_PARTS=(
     image_chain # image.stage
     hot_pages # image
+)
+readonly -a KIT_CHAINED_IMAGE=(
+    /home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    c0ffee0000000000000000000000000000000000000000000000000000000000
 )
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.

@@ -127,43 +127,6 @@ readonly -a KIT_EVIDENCE_ARGV=(
     --export=ALL
     /shared/runs/digits-1/bin/evidence.sh
 )
-readonly -a KIT_WARM_ARGV=(
-    srun
-    --job-name=kit-warm
-    --overlap
-    --mem=0
-    --nodes=2
-    --ntasks=2
-    --ntasks-per-node=1
-    --cpus-per-task=4
-    --mpi=none
-    --export=ALL
-    --kill-on-bad-exit=0
-    --wait=0
-    --no-kill
-    --error=/shared/runs/digits-1/logs/warm.log
-    --open-mode=append
-    /shared/runs/digits-1/bin/bubblewrap.sh
-    --image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --workdir=/workspace
-    --remap-root
-    --mount
-    /shared/runs/digits-1
-    /kit/run
-    rw
-    --mount
-    /home/ada/project/examples/ddp
-    /workspace
-    rw
-    --mount
-    /tmp/kit-ada
-    /kit/cache
-    rw
-    --
-    /kit/run/bin/unignore.sh
-    /kit/run/worker.sh
-)
-readonly KIT_WARM_RANKS=4
 readonly -a KIT_MONITOR_ARGV=(
     srun
     --job-name=kit-monitor
@@ -235,13 +198,49 @@ readonly -a KIT_PREFLIGHT_ARGV=(
 )
 readonly -a KIT_PROBE_ARGV=()
 readonly -a KIT_STAGE_ARGV=()
-readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=()
-# Features that only a key of the job brings: lib/parts.sh calls them.
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
 readonly -a KIT_PARTS=(
     warm_ranks # retry.warm
     hot_pages # image
 )
+readonly -a KIT_WARM_ARGV=(
+    srun
+    --job-name=kit-warm
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=4
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=0
+    --wait=0
+    --no-kill
+    --error=/shared/runs/digits-1/logs/warm.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/bubblewrap.sh
+    --image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    --workdir=/workspace
+    --remap-root
+    --mount
+    /shared/runs/digits-1
+    /kit/run
+    rw
+    --mount
+    /home/ada/project/examples/ddp
+    /workspace
+    rw
+    --mount
+    /tmp/kit-ada
+    /kit/cache
+    rw
+    --
+    /kit/run/bin/unignore.sh
+    /kit/run/worker.sh
+)
+readonly KIT_WARM_RANKS=4
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.
 # Below this line nothing is generated.

@@ -130,61 +130,6 @@ readonly -a KIT_EVIDENCE_ARGV=(
     --export=ALL
     /shared/runs/digits-1/bin/evidence.sh
 )
-readonly -a KIT_WARM_ARGV=(
-    srun
-    --job-name=kit-warm
-    --overlap
-    --mem=0
-    --nodes=3
-    --ntasks=3
-    --ntasks-per-node=1
-    --cpus-per-task=4
-    --mpi=none
-    --export=ALL
-    --kill-on-bad-exit=0
-    --wait=0
-    --no-kill
-    --error=/shared/runs/digits-1/logs/warm.log
-    --open-mode=append
-    /shared/runs/digits-1/bin/bubblewrap.sh
-    --image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --workdir=/workspace
-    --remap-root
-    --mount
-    /shared/runs/digits-1
-    /kit/run
-    rw
-    --mount
-    /home/ada/project/examples/ddp-srun
-    /workspace
-    rw
-    --mount
-    /tmp/kit-ada
-    /kit/cache
-    rw
-    --
-    /kit/run/bin/unignore.sh
-    /kit/run/worker.sh
-)
-readonly KIT_WARM_RANKS=4
-readonly -a KIT_MEMORY_ARGV=(
-    srun
-    --job-name=kit-memory
-    --overlap
-    --mem=0
-    --nodes=3
-    --ntasks=3
-    --ntasks-per-node=1
-    --cpus-per-task=1
-    --mpi=none
-    --export=ALL
-    --output=/shared/runs/digits-1/logs/memory.log
-    --open-mode=append
-    --kill-on-bad-exit=0
-    --wait=0
-    --no-kill
-    /shared/runs/digits-1/bin/memory.sh
-)
 readonly -a KIT_MONITOR_ARGV=(
     srun
     --job-name=kit-monitor
@@ -256,13 +201,67 @@ readonly -a KIT_PREFLIGHT_ARGV=(
 )
 readonly -a KIT_PROBE_ARGV=()
 readonly -a KIT_STAGE_ARGV=()
-readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=()
-# Features that only a key of the job brings: lib/parts.sh calls them.
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
 readonly -a KIT_PARTS=(
     warm_ranks # retry.warm
     memory_checkpoints # checkpoint.memory_every
     hot_pages # image
+)
+readonly -a KIT_WARM_ARGV=(
+    srun
+    --job-name=kit-warm
+    --overlap
+    --mem=0
+    --nodes=3
+    --ntasks=3
+    --ntasks-per-node=1
+    --cpus-per-task=4
+    --mpi=none
+    --export=ALL
+    --kill-on-bad-exit=0
+    --wait=0
+    --no-kill
+    --error=/shared/runs/digits-1/logs/warm.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/bubblewrap.sh
+    --image=/home/ada/.local/share/kit/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+    --workdir=/workspace
+    --remap-root
+    --mount
+    /shared/runs/digits-1
+    /kit/run
+    rw
+    --mount
+    /home/ada/project/examples/ddp-srun
+    /workspace
+    rw
+    --mount
+    /tmp/kit-ada
+    /kit/cache
+    rw
+    --
+    /kit/run/bin/unignore.sh
+    /kit/run/worker.sh
+)
+readonly KIT_WARM_RANKS=4
+readonly -a KIT_MEMORY_ARGV=(
+    srun
+    --job-name=kit-memory
+    --overlap
+    --mem=0
+    --nodes=3
+    --ntasks=3
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/memory.log
+    --open-mode=append
+    --kill-on-bad-exit=0
+    --wait=0
+    --no-kill
+    /shared/runs/digits-1/bin/memory.sh
 )
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.

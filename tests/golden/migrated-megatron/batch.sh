@@ -199,6 +199,26 @@ readonly -a KIT_PROBE_ARGV=(
     image-env.sh
 )
 readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_CONTAINER_ARGV=(
+    srun
+    --job-name=kit-container
+    --overlap
+    --mem=0
+    --nodes=2
+    --ntasks=2
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    --output=/shared/runs/digits-1/logs/container.log
+    --open-mode=append
+    /shared/runs/digits-1/bin/container.sh
+)
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
+readonly -a KIT_PARTS=(
+    once # once.lines
+    hot_pages # image
+)
 readonly -a KIT_ONCE_ARGV=(
     srun
     --job-name=kit-once
@@ -222,26 +242,6 @@ readonly -a KIT_ONCE_ARGV=(
     /kit/run/bin/once.sh
     /workspace
     ''
-)
-readonly -a KIT_CONTAINER_ARGV=(
-    srun
-    --job-name=kit-container
-    --overlap
-    --mem=0
-    --nodes=2
-    --ntasks=2
-    --ntasks-per-node=1
-    --cpus-per-task=1
-    --mpi=none
-    --export=ALL
-    --output=/shared/runs/digits-1/logs/container.log
-    --open-mode=append
-    /shared/runs/digits-1/bin/container.sh
-)
-# Features that only a key of the job brings: lib/parts.sh calls them.
-readonly -a KIT_PARTS=(
-    once # once.lines
-    hot_pages # image
 )
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.

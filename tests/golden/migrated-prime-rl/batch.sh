@@ -171,6 +171,11 @@ readonly -a KIT_PREFLIGHT_ARGV=(
 )
 readonly -a KIT_PROBE_ARGV=()
 readonly -a KIT_STAGE_ARGV=()
+readonly -a KIT_CONTAINER_ARGV=()
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
+readonly -a KIT_PARTS=(
+    once # once.lines
+)
 readonly -a KIT_ONCE_ARGV=(
     srun
     --job-name=kit-once
@@ -186,11 +191,6 @@ readonly -a KIT_ONCE_ARGV=(
     /shared/runs/digits-1/bin/once.sh
     /home/ada/project/examples/ddp
     ''
-)
-readonly -a KIT_CONTAINER_ARGV=()
-# Features that only a key of the job brings: lib/parts.sh calls them.
-readonly -a KIT_PARTS=(
-    once # once.lines
 )
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.

@@ -194,7 +194,6 @@ readonly -a KIT_PROBE_ARGV=(
     image-env.sh
 )
 readonly -a KIT_STAGE_ARGV=()
-readonly -a KIT_ONCE_ARGV=()
 readonly -a KIT_CONTAINER_ARGV=(
     srun
     --job-name=kit-container
@@ -210,7 +209,7 @@ readonly -a KIT_CONTAINER_ARGV=(
     --open-mode=append
     /shared/runs/digits-1/bin/container.sh
 )
-# Features that only a key of the job brings: lib/parts.sh calls them.
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
 readonly -a KIT_PARTS=(
     hot_pages # image
 )

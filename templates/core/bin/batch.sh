@@ -46,41 +46,20 @@ readonly -a KIT_STEP_{{ loop.index0 }}_ARGV={{ role.argv | sh }}
 {% endfor %}
 readonly -a KIT_SIGNAL_ARGV={{ signal_argv | sh }}
 readonly -a KIT_EVIDENCE_ARGV={{ evidence_argv | sh }}
-{% if warm_argv %}
-readonly -a KIT_WARM_ARGV={{ warm_argv | sh }}
-readonly KIT_WARM_RANKS={{ warm_ranks | sh }}
-{% endif %}
-{% if memory_argv %}
-readonly -a KIT_MEMORY_ARGV={{ memory_argv | sh }}
-{% endif %}
 readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
 readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
 readonly -a KIT_PROBE_ARGV={{ probe_argv | sh }}
 readonly -a KIT_STAGE_ARGV={{ stage_argv | sh }}
-{% if image_chain %}
-readonly -a KIT_CHAINED_IMAGE={{ image_chain | sh }}
-{% endif %}
-readonly -a KIT_ONCE_ARGV={{ once_argv | sh }}
-{% if per_node_argv %}
-readonly -a KIT_PER_NODE_ARGV={{ per_node_argv | sh }}
-{% endif %}
-{% if after_argv %}
-readonly -a KIT_AFTER_ARGV={{ after_argv | sh }}
-{% endif %}
-{% if lines_limit %}
-readonly -A KIT_LINES_LIMIT={{ lines_limit | sh }}
-{% endif %}
-{% if site_parts %}
-readonly -a KIT_SITE_PARTS={{ site_parts | sh }}
-readonly KIT_SITE_PARTS_LIMIT={{ site_parts_limit | sh }}
-{% endif %}
 readonly -a KIT_CONTAINER_ARGV={{ container_argv | sh }}
-# Features that only a key of the job brings: lib/parts.sh calls them.
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
 readonly -a KIT_PARTS=(
 {% for name, asked_by in parts %}
     {{ name }} # {{ asked_by }}
 {% endfor %}
 )
+{% for name, value in constants %}
+readonly {{ name }}={{ value | sh }}
+{% endfor %}
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.
 # Below this line nothing is generated.

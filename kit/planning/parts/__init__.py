@@ -1,0 +1,85 @@
+"""Parts of a run: features with files of their own, which are in a run only if a key of its job asks for them.
+
+A part is a folder of templates/parts/ and the module of its name here, found by their names. The batch script has the functions of
+the parts in KIT_PARTS, and calls them by phase (templates/core/lib/parts.sh).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pkgutil
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any, cast
+
+from kit.planning.decisions import Decisions
+from kit.planning.parts.part import Part
+from kit.render import absent_names, library_names, plain, program_names, stand_in
+
+__all__ = ["Part", "all_parts", "called_parts", "check", "code_digest", "constants", "file_names", "texts", "variables"]
+
+
+@cache
+def all_parts() -> tuple[Part, ...]:
+    """The parts that this package has a module of, in the order in which the batch script calls them."""
+    names = [module.name for module in pkgutil.iter_modules(__path__) if module.name != "part"]
+    found = [cast(Part, import_module(f"{__name__}.{name}").PART) for name in names]
+    return tuple(sorted(found, key=lambda part: (part.order, part.name)))
+
+
+def check(made: Decisions) -> None:
+    """Raise ConfigError for a part that the job asks for, and cannot have."""
+    for part in all_parts():
+        part.check(made)
+
+
+def called_parts(made: Decisions) -> list[tuple[str, str]]:
+    """The parts that the batch script calls, each with the key that asked for it."""
+    return [(part.name, key) for part in all_parts() if part.has_phases and (key := part.asked_by(made)) is not None]
+
+
+def constants(made: Decisions) -> list[tuple[str, Any]]:
+    """Name -> value of this run's parts in the head of the batch script, without empty values. A name has its kind: `-a X`."""
+    wanted = [part for part in all_parts() if part.asked_by(made) is not None]
+    return [
+        (f"{_kind(value)}{name}", value) for part in wanted for name, value in part.constants(made).items() if value
+    ]
+
+
+def variables(made: Decisions) -> dict[str, Any]:
+    """The same of all parts for the templates of users, by the names that they have there: KIT_WARM_ARGV is `warm_argv`."""
+    found = [pair for part in all_parts() for pair in part.constants(made).items()]
+    return {name.removeprefix("KIT_").lower(): value for name, value in found}
+
+
+def _kind(value: object) -> str:
+    return "-A " if isinstance(value, Mapping) else "-a " if isinstance(value, list | tuple) else ""
+
+
+def file_names(made: Decisions) -> tuple[str, ...]:
+    """Names in the run's bin/ and lib/ of its programs and libraries, sorted by folder.
+
+    A batch script from the user's own template may call anything, so its run has the files of all parts.
+    """
+    unused = {
+        name
+        for part in all_parts()
+        if made.resolved.template is None and part.asked_by(made) is None
+        for name in part.files
+    }
+    return tuple(name for name in (*program_names(), *library_names()) if name not in unused)
+
+
+def texts(made: Decisions) -> dict[str, str]:
+    """Name -> text of all files in the run's bin/ and lib/, with the stand-ins for modules that this run does not have."""
+    found = {name: plain(name) for name in file_names(made)}
+    found |= {f"lib/site/{part.name}.sh": part.text for part in made.resolved.site_parts}
+    absent = {f"lib/{name}": stand_in(name) for name in absent_names()}
+    return found | {name: text for name, text in absent.items() if name not in found}
+
+
+def code_digest(made: Decisions) -> str:
+    """The sha256 of the run's bin/ and lib/, as batch.sh computes it: of sha256sum's output for their files, sorted by name."""
+    lines = (f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(texts(made).items()))
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

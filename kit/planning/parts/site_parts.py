@@ -1,0 +1,25 @@
+"""Parts of a site's own: the folder that [parts] of the cluster's file names."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kit.planning.decisions import Decisions
+from kit.planning.parts.part import Part
+
+# Time limit of a phase, in seconds.
+_LIMIT_S = 60
+
+
+def _asked_by(made: Decisions) -> str | None:
+    return f"parts.folder of cluster {made.resolved.cluster_name}" if made.resolved.site_parts else None
+
+
+def _constants(made: Decisions) -> dict[str, Any]:
+    return {
+        "KIT_SITE_PARTS": [" ".join((part.name, *part.phases)) for part in made.resolved.site_parts],
+        "KIT_SITE_PARTS_LIMIT": made.resolved.cluster.parts.timeout_s or _LIMIT_S,
+    }
+
+
+PART = Part(name="site_parts", asked_by=_asked_by, constants=_constants, order=90)

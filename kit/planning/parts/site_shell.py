@@ -1,0 +1,8 @@
+"""What a login shell of the site defines, for lines that use it."""
+
+from __future__ import annotations
+
+from kit.planning import site_shell
+from kit.planning.parts.part import Part
+
+PART = Part(name="site_shell", asked_by=site_shell.asked_by)
