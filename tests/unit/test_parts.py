@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from kit import render
-from kit.schema.preflight_monitor_retry import Watch
 from kit.planning import parts
 from kit.planning.parts import Part, all_parts, file_names
+from kit.schema.preflight_monitor_retry import Watch
 from tests import laid_out
 from tests.golden.cases import CASES, Case, planned
 from tests.support import NODE, REPO
