@@ -178,7 +178,7 @@ def evidence(on: Bench) -> list[Goal]:
         if name == "handler":
             tool.unlink(missing_ok=True)
         began = time.monotonic()
-        files = json.loads(on.kit("stacks", run.name, "--json"))
+        files = json.loads(on.kit("stacks", run.name, "--json"))["stacks"]
         took = time.monotonic() - began
         whole = sum("<module>" in text for text in files.values())
         goals.append(

@@ -38,6 +38,7 @@ from kit.version import __version__
 REPO = Path(__file__).parents[1]
 sys.path.insert(0, str(REPO))
 
+from scripts import answers_page  # noqa: E402
 from tests.unit.test_health import answered  # noqa: E402
 from tests.why.cases import CASES  # noqa: E402
 
@@ -58,6 +59,7 @@ def pages() -> dict[str, str]:
     made = {f"reference/{noun}.md": _keys(noun) for noun in FILES}
     made |= {
         "reference/index.md": _index(),
+        "reference/answers.md": answers_page.page(_table, _type),
         "reference/commands.md": _commands(),
         "reference/exit-codes.md": _exit_codes(),
         "reference/limits.md": _limits(),
@@ -76,6 +78,7 @@ def _index() -> str:
             "[Commands](commands.md)",
             "All commands with their options. The man pages, such as `man kit-submit`, have the same text.",
         ),
+        ("[Answers](answers.md)", "Fields of what commands print with `--json`, and the version that brought each."),
         ("[Limits](limits.md)", "Sizes that the kit checks before it submits."),
         ("[Variables](variables.md)", "Environment variables of a rank."),
         ("[Exit codes](exit-codes.md)", "Exit codes of `kit` and of a run."),

@@ -1,4 +1,5 @@
-"""Hooks for all tests: the outcomes of a whole run are kept (tests/outcomes.py), and files have an order (tests/order.py).
+"""Hooks for all tests: the outcomes of a whole run are kept (tests/outcomes.py), files have an order (tests/order.py), and what
+commands print with --json is checked (tests/json_answers.py).
 
 Tests that need no cluster leave nothing in the developer's own folders: XDG_CACHE_HOME and its like name empty folders there.
 """
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import order
+from kit import shell
+from tests import json_answers, order
 from tests.outcomes import FOLDER, Outcomes
 
 _ISOLATED = tuple(Path(__file__).parent / name for name in ("unit", "golden", "scripts", "hostile", "why"))
@@ -43,6 +45,7 @@ def _take_signals() -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """KIT_OUTCOMES names the run: `make test`, scripts/training.sh and scripts/foreign.sh set it where all of their tests run."""
     _take_signals()
+    shell.run = json_answers.checked(shell.run)
     name = os.environ.get("KIT_OUTCOMES")
     if name and not hasattr(config, "workerinput"):
         config.pluginmanager.register(Outcomes(FOLDER / f"{name}.json"))

@@ -46,7 +46,13 @@ def run(words: list[str], *, cwd: Path, env: Mapping[str, str], timeout: float) 
     """Exit code (as subprocess gives it), stdout and stderr of `kit WORDS`; None if it was not done in time, and was killed."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         code = _server().ask(words, cwd, env, timeout, [out.fileno(), err.fileno()])
-        return None if code is None else (code, _text(out), _text(err))
+        if code is None:
+            return None
+        said = _text(out), _text(err)
+        from tests import json_answers
+
+        json_answers.check(words, code, *said)
+        return code, *said
 
 
 def _text(file: IO[bytes]) -> str:

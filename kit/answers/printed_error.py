@@ -2,39 +2,41 @@
 
 from __future__ import annotations
 
-from typing import TypedDict
+from pydantic import Field
 
+from kit.answers.schema_versions import version
 from kit.errors import ConfigError, KitError
-
-VERSION = 1
-
-ErrorFacts = TypedDict(
-    "ErrorFacts",
-    {"class": str, "message": str, "file": str, "key": str, "try": str, "exit_code": int},
-)
-ErrorFacts.__doc__ = """An error. class: in kit.errors. file, key: of the first wrong value; empty if the error names none. try: a
-command or a line that may help; empty without one. exit_code: of the command."""
+from kit.spec.schema_base import Model
 
 
-class PrintedError(TypedDict):
+class ErrorFacts(Model):
+    """An error."""
+
+    kind: str = Field(alias="class", description="The class in kit.errors.")
+    message: str
+    file: str = Field(description="Of the first wrong value; empty if the error names none.")
+    key: str = Field(description="Of the first wrong value; empty if the error names none.")
+    hint: str = Field(alias="try", description="A command or a line that may help; empty without one.")
+    exit_code: int = Field(description="Of the command.")
+
+
+class PrintedError(Model):
     """What is printed, on one line."""
 
     schema_version: int
     error: ErrorFacts
 
 
-def printed(error: KitError) -> PrintedError:
-    """An error with its first fault. The message names them all."""
+def printed(error: KitError) -> str:
+    """An error with its first fault, as one line of JSON. The message names all faults."""
     faults = error.faults if isinstance(error, ConfigError) else ()
     first = faults[0] if faults else None
-    return {
-        "schema_version": VERSION,
-        "error": {
-            "class": type(error).__name__,
-            "message": error.message,
-            "file": first.file if first else "",
-            "key": first.key if first else "",
-            "try": error.hint or (first.hint if first else ""),
-            "exit_code": error.exit_code,
-        },
-    }
+    facts = ErrorFacts(
+        kind=type(error).__name__,
+        message=error.message,
+        file=first.file if first else "",
+        key=first.key if first else "",
+        hint=error.hint or (first.hint if first else ""),
+        exit_code=error.exit_code,
+    )
+    return PrintedError(schema_version=version("error"), error=facts).model_dump_json(by_alias=True, ensure_ascii=True)

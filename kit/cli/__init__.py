@@ -153,13 +153,11 @@ def print_error(error: KitError) -> None:
 
 
 def _print_as_json(error: KitError) -> None:
-    import json
-
     from kit.answers.printed_error import printed
 
     with contextlib.suppress(OSError):
         # Characters that a terminal would obey are escaped.
-        print(json.dumps(printed(error)), file=sys.stderr, flush=True)
+        print(printed(error), file=sys.stderr, flush=True)
 
 
 def _terminated(number: int, frame: FrameType | None) -> NoReturn:

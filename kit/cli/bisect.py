@@ -11,6 +11,7 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 from kit.cli.runs import RunsDir, folders
 from kit.files.safe_text import clean
 
@@ -108,7 +109,7 @@ def bisect(
         _say("the runs of this round continue, and so does the bisection when you give the same command again")
         raise
     if as_json:
-        print(found.model_dump_json(indent=2))
+        print_json("bisect", found.model_dump(mode="json"))
     else:
         _show(found)
 

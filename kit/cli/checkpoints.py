@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -10,6 +9,7 @@ import typer
 
 from kit.cli.json_options import Json
 from kit.cli.model_options import with_shape
+from kit.cli.print_json import print_json
 
 if TYPE_CHECKING:
     from kit.model_size import Shape
@@ -120,7 +120,7 @@ def convert_checkpoint(
     )
     made = convert.convert(order, Terminal())
     if as_json:
-        typer.echo(json.dumps(made, indent=2))
+        print_json("convert-checkpoint", made)
     else:
         typer.echo(f"{made['target']}  {made['tensors']} tensors, {made['bytes'] / 1e6:.1f} MB, from {made['source']}")
 
@@ -145,7 +145,7 @@ def checkpoint_size(
 
     parallel = Parallelism(tp=tp, pp=pp, dp=dp, distributed_optimizer=distributed_optimizer)
     facts = size.facts(shape, parallel, precision, optimizer, keep=keep, compare=compare)
-    typer.echo(json.dumps(facts, indent=2)) if as_json else _print(facts)
+    print_json("checkpoint-size", facts) if as_json else _print(facts)
 
 
 def _print(facts: dict[str, Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 from kit.files import untrusted_files
 
 if TYPE_CHECKING:
@@ -142,7 +142,7 @@ def status(
 
     found = embedded.status(name, folder=folder)
     if as_json:
-        typer.echo(json.dumps(_as_data(found), indent=2))
+        print_json("cluster status", _as_data(found))
     else:
         _print_table(found)
     if found.state != "up":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kit.cli import completion_candidates
+from kit.cli.print_json import print_json
 from kit.cli.runs import RunsDir, find_dir
 from kit.files.safe_text import clean
 
@@ -39,7 +40,7 @@ def diff(
 
     made = compare(*(recorded(find_dir(name, runs_dir)) for name in (a, b)))
     if as_json:
-        print(made.model_dump_json(indent=2))
+        print_json("diff", made.model_dump(mode="json"))
         return
     for line in as_text.lines(made, full=full):
         print(clean(line))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +9,7 @@ from typing import Annotated
 import typer
 
 from kit.cli.json_options import ManifestJson
+from kit.cli.print_json import print_json
 from kit.cli.runs import ThisRun
 
 
@@ -71,7 +71,7 @@ def export(
     size, count = done.file.stat().st_size, len(done.index.members)
     if as_json:
         facts = {"file": str(done.file), "bytes": size, "left_out": done.left_out, **done.index.model_dump(mode="json")}
-        print(json.dumps(facts, indent=2))
+        print_json("export", facts)
         return
     print(done.file)
     print(f"{count} files, {size / 1e6:.1f} MB; not in it: {', '.join(done.left_out) or 'nothing'}", file=sys.stderr)
@@ -112,6 +112,6 @@ def import_(
     if not known:
         print(f"cluster {named!r} is not known here: 'kit rerun {found.run_dir.name} --cluster C'", file=sys.stderr)
     if as_json:
-        print(manifest.read(RunPaths(found.run_dir).manifest).model_dump_json(indent=2))
+        print_json("import", manifest.read(RunPaths(found.run_dir).manifest).model_dump(mode="json"))
     else:
         print(found.run_dir)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import typer
+
+from kit.cli.print_json import print_json
 
 if TYPE_CHECKING:
     from kit.images.squash_and_lock import Outcome
@@ -39,7 +40,7 @@ def _print(outcome: Outcome, *, as_json: bool) -> None:
             "changes": list(outcome.changes),
             "seconds": round(outcome.seconds, 3),
         }
-        typer.echo(json.dumps(facts))
+        print_json("build-image", facts, indent=None)
         return
     for change in outcome.changes:
         typer.echo(f"lock: {change}", err=True)

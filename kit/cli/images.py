@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from enum import StrEnum
 from pathlib import Path
@@ -14,6 +13,7 @@ import typer
 from kit.cli import completion_candidates
 from kit.cli.image_options import Name, OfCluster, Store, cluster_of, store_of
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 
 if TYPE_CHECKING:
     from kit.hosts.status import Status
@@ -78,7 +78,7 @@ def images(
             }
             for row in rows
         ]
-        typer.echo(json.dumps(facts, indent=2))
+        print_json("images", facts)
         return
     columns = (
         Column("name"), Column("digest"), Column("MB", 4), Column("age", 5), Column("locked", 3), Column("in store", 2),
@@ -139,7 +139,10 @@ def verify_image(
         found = verify_image.rebuilt(image, project=project, store=place, report=Terminal())
     else:
         found = verify_image.checked(image, project=project, store=place, full=full)
-    typer.echo(json.dumps(dataclasses.asdict(found), indent=2) if as_json else str(found))
+    if as_json:
+        print_json("verify-image", dataclasses.asdict(found))
+    else:
+        typer.echo(str(found))
 
 
 def diff_images(
@@ -162,7 +165,7 @@ def diff_images(
     a, b = (difference.find(name, project=data_folders.project(), store_dir=place) for name in (first, second))
     found = difference.between(a, b)
     if as_json:
-        typer.echo(json.dumps(asdict(found), indent=2))
+        print_json("diff-images", asdict(found))
     else:
         for title, lines in asdict(found).items():
             for line in [f"{title}:", *(f"  {line}" for line in lines)] if lines else []:
@@ -211,7 +214,7 @@ def _doctor(store: Path, *, as_json: bool) -> None:
 
     found = [*store_safety.problems(store)]
     if as_json:
-        typer.echo(json.dumps({"store": str(store), "problems": found}, indent=2))
+        print_json("images", {"store": str(store), "problems": found})
     else:
         typer.echo("\n".join(found) or f"{store}: nothing that others could change")
     if found:
@@ -251,7 +254,7 @@ def prune_images(
     if as_json:
         kept = [{"path": str(path), "reason": reason} for path, reason in done.refused]
         removed = [str(path) for path, _ in (*gone, *layers)]
-        typer.echo(json.dumps({"dry_run": dry_run, "removed": removed, "kept": kept}))
+        print_json("prune-images", {"dry_run": dry_run, "removed": removed, "kept": kept}, indent=None)
         return
     for path, size in (*gone, *layers):
         typer.echo(f"{'would remove' if dry_run else 'removed'} {path} ({size / 1e6:.0f} MB)")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from kit.cli.job_options import ClusterName
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 
 
 def migrate(
@@ -26,5 +26,8 @@ def migrate(
     from kit.migrate import write_job
 
     report = write_job.migrate(script, output=output, cluster=cluster, force=force)
-    print(json.dumps(report.as_json(), indent=2) if as_json else report.as_text(), end="\n" if as_json else "")
+    if as_json:
+        print_json("migrate", report.as_json())
+    else:
+        print(report.as_text(), end="")
     write_job.check(report)

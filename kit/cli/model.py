@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kit.cli.json_options import Json
 from kit.cli.model_options import with_shape
+from kit.cli.print_json import print_json
 
 if TYPE_CHECKING:
     from kit.model_size import Shape
@@ -40,7 +40,7 @@ def model(
         "local_batch": model_size.local_batch(shape, gpu_memory_gb=gpu_memory),
     }
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print_json("model", facts)
         return
     for name, value in facts.items():
         text = (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 
 from kit.cli.job_options import ClusterName
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 
 if TYPE_CHECKING:
     from kit.health.failing_nodes import NodeRecord
@@ -72,7 +72,7 @@ def nodes(
             }
             for n in suspected
         ]
-        print(json.dumps(rows, indent=2))
+        print_json("nodes", rows)
         return
     _show(avoided, suspected, records)
 

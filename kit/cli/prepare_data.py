@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 
 Sources = Annotated[
     list[Path],
@@ -116,7 +116,7 @@ def prepare_data(
     )
     made = prepare_data.prepare(order, Terminal())
     if as_json:
-        typer.echo(json.dumps(made, indent=2))
+        print_json("prepare-data", made)
         return
     documents, tokens = made["documents"], made["tokens"]
     left = "".join(f", {documents[name]:,} {name}" for name in ("empty", "bad", "mended") if documents[name])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 from kit.cli.runs import RunsDir
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def prune_runs(
         prune.finish(places)
         problems = prune.remove(chosen, done=removed.append)
     if as_json:
-        print(json.dumps({"removed": [*map(_facts, removed)], "found": [*map(_facts, found)]}))
+        print_json("prune-runs", {"removed": [*map(_facts, removed)], "found": [*map(_facts, found)]}, indent=None)
     else:
         _say_what_was_done(chosen, removed)
     if problems:

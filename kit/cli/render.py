@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import typer
 
 from kit.cli import choose_cluster
 from kit.cli.job_options import Base, ClusterChoice, Containers, JobFile, Overrides, Point
+from kit.cli.print_json import print_json
 from kit.cli.submit_messages import show_arguments, show_warnings
 from kit.errors import UsageError
 from kit.files.atomic_write import write
@@ -73,9 +73,12 @@ def _render_plain(asked: Asked, job: Path, output: Path | None, *, as_json: bool
     if output is not None:
         output.mkdir(parents=True, exist_ok=True)
         write(output / name, text)
+    if as_json and output is not None:
+        print_json("render", {"argv": ["sbatch", str(output / name)], "written": [str(output / name)]})
+    elif output is not None:
         print(output / name)
     elif as_json:
-        print(json.dumps({"files": {name: text}, "argv": ["sbatch", name]}, indent=2))
+        print_json("render", {"files": {name: text}, "argv": ["sbatch", name]})
     else:
         print(text, end="")
 
@@ -152,7 +155,7 @@ def render_asked(asked: Asked, output: Path | None, *, as_json: bool) -> None:
                 print(f"# {title}")
             facts[name] = _render_plan(plan, output / name if output else None, as_json=as_json)
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print_json("render", facts, named=not isinstance(asked, Prepared))
 
 
 def _titled(asked: tuple[PreparedStage, ...] | TwoRuns) -> Iterator[tuple[str, str, Plan]]:
@@ -170,7 +173,7 @@ def render_plan(made: Plan, *, as_json: bool) -> None:
     """Print the files and the command of a submit of this plan."""
     facts = _render_plan(made, None, as_json=as_json)
     if as_json:
-        print(json.dumps(facts, indent=2))
+        print_json("render", facts)
 
 
 def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str, Any]:

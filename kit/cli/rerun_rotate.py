@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING
 
 import typer
 
+from kit.cli.print_json import print_json
 from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def rotate(run: str, *, from_step: int | None, overrides: list[str], avoid: bool
         _say("the runs continue: kit runs lists them, kit cancel ends them")
         raise
     if as_json:
-        print(json.dumps(_facts(made, done), indent=2))
+        print_json("rerun", _facts(made, done))
     else:
         print(clean(conclusion(done)))
         for one in done.placements:

@@ -10,6 +10,7 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def results(
     remote_clusters.fetch_sweep(folder)
     found = gather(folder, queue=queue(), metric=metric, goal=goal, reduce=reduce)
     if as_json:
-        print(result_files.as_json(found))
+        print_json("results", result_files.facts(found))
     else:
         with garbage.paused():
             _print(found)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -14,6 +13,7 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json, ManifestJson
+from kit.cli.print_json import print_json
 from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def runs(runs_dir: RunsDir = None, as_json: Json = False) -> None:
 
     found = run_status.list_statuses(runs_dir, queue=queue_for_display(), say=warn)
     if as_json:
-        print(json.dumps([dataclasses.asdict(run_status.listed(s)) for s in found], indent=2))
+        print_json("runs", [dataclasses.asdict(run_status.listed(s)) for s in found])
         return
     columns = (
         Column("run"), Column("job", 1), Column("cluster", 5), Column("state"), Column("code", 2), Column("world", 4),
@@ -101,7 +101,7 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False)
     one = run_status.status_of(find_dir(run, runs_dir), queue=asked, say=warn)
     found = run_status.shown(one, queue=asked, say=warn)
     if as_json:
-        print(json.dumps(dataclasses.asdict(found), indent=2))
+        print_json("status", dataclasses.asdict(found))
         return
     facts: dict[str, object] = {**dataclasses.asdict(found), "world_sizes": sizes_text(one.facts.world_sizes)}
     facts["training"] = f"{found.training}, {found.training.time}" if found.training else None
@@ -152,7 +152,7 @@ def cancel(
 
     done = cancelling.cancel(list(names or []), folders(runs_dir, *(names or [])), queue=queue())
     if as_json:
-        print(json.dumps([dataclasses.asdict(one) for one in done], indent=2))
+        print_json("cancel", [dataclasses.asdict(one) for one in done])
     for one in done:
         print(one, file=sys.stderr)
 
@@ -180,7 +180,10 @@ def resume(
     else:
         made = submit_again(one, env=which_slurm.env_of(one.manifest.cluster))
         print(f"job {made.job_id}: {made.run_id} continues", file=sys.stderr)
-    print(made.model_dump_json(indent=2) if as_json else one.run_dir)
+    if as_json:
+        print_json("resume", made.model_dump(mode="json"))
+    else:
+        print(one.run_dir)
     if wait:
         wait_run(one.run_dir)
 

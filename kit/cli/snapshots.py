@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import Annotated
 
 import typer
 
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 
 
 def prune_snapshots(
@@ -26,7 +26,7 @@ def prune_snapshots(
         if store.root.is_dir():
             gone[str(store.root)] = store.prune(workspace.used(runs), dry_run=dry_run)
     if as_json:
-        print(json.dumps({"dry_run": dry_run, "removed": gone}))
+        print_json("prune-snapshots", {"dry_run": dry_run, "removed": gone}, indent=None)
         return
     for folder, hashes in gone.items():
         for name in hashes:

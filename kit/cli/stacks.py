@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Annotated
 
 import typer
 
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 from kit.cli.runs import RunName, RunsDir, folders
 
 # With more ranks, and no --all, they are shown in groups; with more groups, those of fewer ranks are shown.
@@ -37,7 +37,7 @@ def stacks(
     (one,) = of.of([run_dir], queue=queue())
     found = of_ranks.gather(one, rank=rank, env=which_slurm.env_of(one.facts.cluster))
     if as_json:
-        print(json.dumps(found, indent=2))
+        print_json("stacks", {"run": run_dir.name, "stacks": dict(found)})
         return
     if rank is None and not every and len(found) > _MOST_RANKS:
         _show_groups(found, run_dir.name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -13,6 +12,7 @@ import typer
 
 from kit.cli.job_options import After, Base, ClusterChoice, Containers, Follow, JobFile, Overrides, Point, Wait, Yes
 from kit.cli.json_options import ManifestJson
+from kit.cli.print_json import print_json
 from kit.cli.render import jobs_of, part_of, prepare_asked, render_asked
 from kit.cli.submit_messages import after_an_interrupt, announced, following, outlooks, show_advice, show_outlook
 
@@ -122,7 +122,7 @@ def _submit_pair(pair: TwoRuns, *, as_json: bool) -> list[Path]:
 
     two_clusters.submit_pair(pair, say=say)
     if as_json:
-        print(json.dumps({name: one.model_dump(mode="json") for name, one in made.items()}, indent=2))
+        print_json("submit", {name: one.model_dump(mode="json") for name, one in made.items()}, named=True)
     else:
         print(*(one.folder for one in pair.runs), sep="\n")
     for one in pair.runs:
@@ -156,7 +156,10 @@ def submit_run(
     print(announced(made), file=sys.stderr)
     if outlook is not None:
         show_outlook(outlook, starts[0] if starts else None)
-    print(made.model_dump_json(indent=2) if as_json else ready.folder)
+    if as_json:
+        print_json("submit", made.model_dump(mode="json"))
+    else:
+        print(ready.folder)
     if say_how:
         print(*following(ready.plan), sep="\n", file=sys.stderr)
     return ready.folder
@@ -174,7 +177,7 @@ def _submit_stages(found: tuple[PreparedStage, ...], *, as_json: bool) -> list[P
 
     folders = stages.submit_all(found, say=say)
     if as_json:
-        print(json.dumps({name: one.model_dump(mode="json") for name, one in made.items()}, indent=2))
+        print_json("submit", {name: one.model_dump(mode="json") for name, one in made.items()}, named=True)
     else:
         print(*folders, sep="\n")
     return folders

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import sys
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.job_options import AfterPoints, ClusterName, Containers, JobFile, Overrides
+from kit.cli.print_json import print_json
 from kit.cli.submit_messages import show_arguments, show_left_behind, show_warnings
 
 if TYPE_CHECKING:
@@ -91,14 +91,17 @@ def sweep(
         _explain(made, arrays)
     if dry_run:
         if as_json:
-            print(json.dumps(_facts(made, todo, arrays, None), indent=2))
+            print_json("sweep", _facts(made, todo, arrays, None))
         return
     record = into
     if todo:
         show_left_behind([made.first])
         waits = _after(after or [], arrays, job_file, made.first.env)
         record = sending.resubmit(made, into, todo) if into else sending.submit(made, after=waits)
-    print(json.dumps(_facts(made, todo, arrays, record), indent=2) if as_json else made.at)
+    if as_json:
+        print_json("sweep", _facts(made, todo, arrays, record))
+    else:
+        print(made.at)
     if wait and record:
         if made.first.remote:
             made.first.remote.refresh()

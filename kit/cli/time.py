@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time as clock
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +9,7 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 from kit.cli.runs import RunsDir, fetched
 from kit.files.safe_text import clean
 
@@ -42,7 +42,7 @@ def time(
     found = ledgers(name, fetched(runs_dir, [name]), queue=queue(), now=clock.time())
     whole = found.ledgers[0] if found.sweep is None else together(found.sweep, found.ledgers)
     if as_json:
-        print(json.dumps(as_dict(whole, found.price), indent=2))
+        print_json("time", as_dict(whole, found.price))
         return
     _print(whole, found.price, points=0 if found.sweep is None else len(found.ledgers))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 import time
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 from kit.cli.runs import RunName, RunsDir, find_dir
 from kit.files.safe_text import clean
 
@@ -43,7 +43,7 @@ def top(
     run_dir = find_dir(run, runs_dir)
     (one,) = of.of([run_dir], queue=queue())
     if as_json:
-        print(json.dumps(_as_json(one), indent=2))
+        print_json("top", _as_json(one))
     elif once or not sys.stdout.isatty():
         _show(one)
     else:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 
 if TYPE_CHECKING:
     from kit.trust import SshConfiguration
@@ -28,7 +28,7 @@ def trust(
             {"cluster": name, "file": str(one.path), "lines": one.lines, "trusted": one.is_trusted()}
             for name, one in found
         ]
-        print(json.dumps(rows, indent=2))
+        print_json("trust", rows)
         return
     for name, one in found:
         if off:

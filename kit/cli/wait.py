@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kit.cli import completion_candidates
+from kit.cli.print_json import print_json
 from kit.cli.runs import RunsDir, find_dir, warn
 from kit.files.safe_text import clean
 
@@ -47,7 +47,10 @@ def wait(
     watch = wait_for_runs.RunsWatch(run_dirs, queue=queue(), history=which_slurm.history(say=warn), say=warn)
     with goes_on(run_dirs[0].name):
         for event in wait_for_runs.events(watch, first=any_, timeout=timeout):
-            print(json.dumps(vars(event)) if as_json else _line(event), flush=True)
+            if as_json:
+                print_json("wait", vars(event), indent=None)
+            else:
+                print(_line(event), flush=True)
         for one in watch.ended:
             if one.state != "COMPLETED" or one.exit_code:
                 remote_clusters.fetch(one.run_dir)

@@ -114,8 +114,10 @@ def show(source: str, chunk: bytes, *, raw: bool = False, as_json: bool = False)
 
     if as_json:
         from kit.answers.log_lines import lines_of
+        from kit.answers.schema_versions import versioned
 
-        sys.stdout.write("".join(f"{json.dumps(vars(line))}\n" for line in lines_of(source, chunk)))
+        lines = [versioned("logs", vars(line)) for line in lines_of(source, chunk)]
+        sys.stdout.write("".join(f"{json.dumps(line)}\n" for line in lines))
     else:
         sys.stdout.buffer.write(reading.shown(source, chunk, raw=raw))
 

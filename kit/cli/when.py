@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,6 +11,7 @@ import typer
 from kit.cli import completion_candidates
 from kit.cli.job_options import Containers, JobFile, Overrides
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def when(
             "no cluster could be asked", hint="kit cluster up starts one here; kit cluster login NAME connects by ssh"
         )
     if as_json:
-        print(json.dumps([one.as_dict() for one in found], indent=2))
+        print_json("when", [one.as_dict() for one in found])
     else:
         print(*map(clean, _lines(found)), sep="\n")
 

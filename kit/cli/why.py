@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import sys
 
 from kit.cli.json_options import Json
+from kit.cli.print_json import print_json
 from kit.cli.runs import RunName, RunsDir, find_dir
 from kit.files.safe_text import clean
 
@@ -21,7 +21,7 @@ def why(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False) ->
     one = run_status.status_of(find_dir(run, runs_dir), queue=queue_for_display(), say=warn)
     answer = explanation(one, say=lambda text: print(clean(text), file=sys.stderr))
     if as_json:
-        print(json.dumps(dataclasses.asdict(answer), indent=2))
+        print_json("why", dataclasses.asdict(answer))
         return
     print(clean(f"{one.run_dir.name}: {answer.line}"))
     rows = [("verdict", f"{answer.verdict} (rule {answer.rule})"), ("advice", answer.advice)]

@@ -146,7 +146,7 @@ def test_a_running_job_is_looked_into(far: Far) -> None:
     until = time.monotonic() + TIMEOUT_S
     while "step" not in far.kit("logs", run, "--rank", "1").stdout:
         assert time.monotonic() < until
-    found = json.loads(far.kit("stacks", run, "--json").stdout)
+    found = json.loads(far.kit("stacks", run, "--json").stdout)["stacks"]
     assert {"rank-0.txt", "rank-1.txt"} <= set(found)
     assert "program.py" in found["rank-1.txt"]
     assert not [*(far.runs / run / "state").glob("stacks-*")]

@@ -162,10 +162,10 @@ def test_the_culprit_of_a_stall_is_named(lab: Lab, name: str) -> None:
             lines = (run / cited["file"]).read_text(encoding="utf-8").split("\n")
             assert cited["text"] == lines[cited["line"] - 1].strip()
         assert len(list(run.glob("state/stall-1/node-*.txt"))) == 2
-        now = json.loads(lab.kit("stacks", run.name, "--rank", "0", "--json").stdout)
+        now = json.loads(lab.kit("stacks", run.name, "--rank", "0", "--json").stdout)["stacks"]
         assert list(now) == ["rank-0.txt"]
         assert re.search(r"in meet\n|    meet \(", now["rank-0.txt"]), "faulthandler's line, or py-spy's"
-        assert len(json.loads(lab.kit("stacks", run.name, "--json").stdout)) == 6
+        assert len(json.loads(lab.kit("stacks", run.name, "--json").stdout)["stacks"]) == 6
         assert not list(run.glob("state/stacks-*")), "what kit stacks gathered is gone"
     finally:
         lab.slurm("scancel", str(lab.job(run)["JobId"]))

@@ -130,7 +130,7 @@ def test_model_and_checkpoint_size_count_one_model() -> None:
             json.loads(kit(c, *words, *more, "--json").stdout)["parameters"] for c in ("model", "checkpoint-size")
         }
         assert len(counts) == 1
-    assert kit("model", *words, "--json").stdout.splitlines()[1] == '  "parameters": 162417408,'
+    assert kit("model", *words, "--json").stdout.splitlines()[2] == '  "parameters": 162417408,'
 
 
 def test_a_conversion_is_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -214,6 +214,7 @@ def test_logs_as_json_and_of_ranks_that_are_not_there(project: Path) -> None:
     assert "nothing is logged yet" in done.stderr
     (project / "runs/digits-7/logs/rank-1.log").write_text('loss "0.5"\n')
     assert json.loads(kit("logs", "digits-7", "-r", "1", "--json", cwd=project).stdout) == {
+        "schema_version": 1,
         "source": "rank-1",
         "line": 'loss "0.5"',
     }

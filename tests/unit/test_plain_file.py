@@ -95,4 +95,8 @@ def test_the_command_prints_writes_and_answers(tmp_path: Path) -> None:
     assert text.startswith("#!/bin/bash\n#SBATCH --job-name=digits\n")
     kit("--output", str(tmp_path / "out"))
     assert (tmp_path / "out" / "digits.sbatch").read_text() == text
-    assert json.loads(kit("--json")) == {"files": {"digits.sbatch": text}, "argv": ["sbatch", "digits.sbatch"]}
+    shown = {"schema_version": 1, "files": {"digits.sbatch": text}, "argv": ["sbatch", "digits.sbatch"]}
+    assert json.loads(kit("--json")) == shown
+    path = str(tmp_path / "again" / "digits.sbatch")
+    written = json.loads(kit("--json", "--output", str(tmp_path / "again")))
+    assert written == {"schema_version": 1, "argv": ["sbatch", path], "written": [path]}

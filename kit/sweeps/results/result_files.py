@@ -25,10 +25,10 @@ def write(results: Results, path: Path) -> None:
     writer(results, path)
 
 
-def as_json(results: Results) -> str:
+def facts(results: Results) -> dict[str, object]:
     """The rows, and their sort order. JSON has no NaN and no infinity, so a diverged metric is null."""
     rows = [{name: _finite(value) for name, value in row.items()} for row in results.as_tables()]
-    facts: dict[str, object] = {
+    made: dict[str, object] = {
         "sweep": results.sweep_id,
         "metric": results.metric,
         "goal": results.goal,
@@ -38,10 +38,15 @@ def as_json(results: Results) -> str:
         "points": rows,
     }
     if results.sources:
-        facts["sources"] = dict(results.sources)
+        made["sources"] = dict(results.sources)
     if results.objectives:
-        facts |= {"objectives": results.objectives, "front": [row.index for row in results.front]}
-    return json.dumps(facts, indent=2, allow_nan=False)
+        made |= {"objectives": results.objectives, "front": [row.index for row in results.front]}
+    return made
+
+
+def as_json(results: Results) -> str:
+    """The same as text."""
+    return json.dumps(facts(results), indent=2, allow_nan=False)
 
 
 def as_csv(results: Results) -> str:
