@@ -87,11 +87,15 @@ def schema(command: str) -> dict[str, Any]:
 
 
 def _open(part: Any) -> Any:
-    """The same without `additionalProperties: false`: a later version may have more keys."""
+    """The same for readers. A later version may have more keys, so no table is closed. A named number may be null: programs report
+    NaN.
+    """
     if isinstance(part, list):
         return [_open(one) for one in part]
     if not isinstance(part, dict):
         return part
+    if part.get("additionalProperties") == {"type": "number"}:
+        part = {**part, "additionalProperties": {"type": ["number", "null"]}}
     return {key: _open(one) for key, one in part.items() if (key, one) != ("additionalProperties", False)}
 
 
