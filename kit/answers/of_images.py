@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from kit.spec.schema_base import Model
+from kit.schema.schema_base import Model
 
 
 class BuiltImage(Model):

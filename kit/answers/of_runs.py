@@ -6,13 +6,13 @@ from typing import Any
 
 from pydantic import Field
 
+from kit.archive.archive_format import Member
 from kit.health.failing_nodes import FailedRun
 from kit.health.progress import Rank
 from kit.health.rank_logs import LoggedStep
 from kit.migrate.report import Kind, Outcome
-from kit.runs.archive_format import Member
-from kit.spec.cluster import Price
-from kit.spec.schema_base import Model
+from kit.schema.cluster import Price
+from kit.schema.schema_base import Model
 
 
 class RenderedJob(Model):

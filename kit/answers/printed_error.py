@@ -6,7 +6,7 @@ from pydantic import Field
 
 from kit.answers.schema_versions import version
 from kit.errors import ConfigError, KitError
-from kit.spec.schema_base import Model
+from kit.schema.schema_base import Model
 
 
 class ErrorFacts(Model):

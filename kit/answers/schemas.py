@@ -21,8 +21,8 @@ def answers() -> dict[str, Any]:
     from kit.bisection.bisect import Result
     from kit.images.difference import Difference
     from kit.images.verify_image import Verified
-    from kit.runs.manifest import Manifest
-    from kit.spec.comparison import Comparison
+    from kit.record.manifest import Manifest
+    from kit.schema.comparison import Comparison
     from kit.sweeps.cancel_by_name import Cancelled
 
     rendered = of_runs.RenderedJob | dict[str, of_runs.RenderedJob]
