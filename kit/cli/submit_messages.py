@@ -52,24 +52,24 @@ def show_advice(jobs: Iterable[Prepared]) -> None:
     Slurm is asked at most once for each job.
     """
     from kit.slurm import parallel_group_fit
-    from kit.submit import missing_mounts, shared_trust, watch_sight
+    from kit.submit import warnings
 
     jobs = [*jobs]
     show_left_behind(jobs)
-    for line in dict.fromkeys(filter(None, (watch_sight.sight(job.resolved.job) for job in jobs))):
+    for line in dict.fromkeys(filter(None, (warnings.describe_watch(job.resolved.job) for job in jobs))):
         print(f"kit: {line}", file=sys.stderr)
     for job in jobs:
         _warn(parallel_group_fit.warnings(job.plan, env=job.env))
         if job.remote is None:
-            _warn(shared_trust.warnings(job.plan))
-            _warn(missing_mounts.warnings(job.plan))
+            _warn(warnings.warn_of_others(job.plan))
+            _warn(warnings.warn_of_mounts(job.plan))
 
 
 def show_left_behind(jobs: Iterable[Prepared]) -> None:
     """Print once which variables of this shell look as if they were meant for the ranks, which do not get them."""
-    from kit.submit.variables_left_behind import left_behind
+    from kit.submit.warnings import warn_of_variables
 
-    _warn(one for job in jobs if (one := left_behind(job.resolved, os.environ)))
+    _warn(one for job in jobs if (one := warn_of_variables(job.resolved, os.environ)))
 
 
 def outlooks(jobs: Iterable[Prepared]) -> list[Outlook]:

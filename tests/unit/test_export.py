@@ -415,7 +415,7 @@ def test_an_import_that_is_interrupted_leaves_nothing(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from kit.runs import importing
+from kit.archive import importing
 write, left = importing._write, [int(sys.argv[3])]
 def killed(*words):
     write(*words)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.submit import missing_mounts
+from kit.submit import warnings
 from tests.support import make_site, plan_of, write_job
 
 JOB = """\
@@ -26,9 +26,9 @@ def test_only_what_is_not_here(tmp_path: Path, there: bool) -> None:
     if there:
         data.mkdir()
     made = plan_of(write_job(tmp_path, JOB % data), site=make_site(run_dir=tmp_path / "runs/digits-1"))
-    found = [one for one in missing_mounts.warnings(made) if str(data) in one.problem]
+    found = [one for one in warnings.warn_of_mounts(made) if str(data) in one.problem]
     assert [(one.key, one.file) for one in found] == [("mounts", str(tmp_path / "job.toml"))] * (not there)
-    assert [one for one in missing_mounts.warnings(made) if "scratch" in one.problem or "outputs" in one.problem] == []
+    assert [one for one in warnings.warn_of_mounts(made) if "scratch" in one.problem or "outputs" in one.problem] == []
 
 
 def test_a_folder_that_may_not_be_entered_is_not_said_to_be_missing(
@@ -40,10 +40,10 @@ def test_a_folder_that_may_not_be_entered_is_not_said_to_be_missing(
         raise PermissionError(13, "Permission denied", path)
 
     monkeypatch.setattr("os.lstat", closed)
-    assert [*missing_mounts.warnings(made)] == []
+    assert [*warnings.warn_of_mounts(made)] == []
 
 
 def test_without_a_container_nothing_is_mounted(tmp_path: Path) -> None:
     job = write_job(tmp_path, JOB % (tmp_path / "data") + '[container]\nruntime = "bare"\n')
     made = plan_of(job, site=make_site(run_dir=tmp_path / "runs/digits-1", containers=False))
-    assert [*missing_mounts.warnings(made)] == []
+    assert [*warnings.warn_of_mounts(made)] == []

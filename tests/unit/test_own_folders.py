@@ -17,7 +17,7 @@ from kit.files import own_folders
 from kit.images import store_safety
 from kit.snapshots import scan
 from kit.snapshots.store import Store
-from kit.submit import folder, shared_trust
+from kit.submit import folder, warnings
 from tests.support import make_site, plan_of, write_job
 
 NOBODY = 65534
@@ -242,7 +242,7 @@ def test_c16_a_submit_names_an_image_that_its_owner_can_change(tmp_path: Path, s
     (stored,) = (shared / "sha256").iterdir()
     pin = replace(made.decisions.pins.own, stored=str(stored), image="/of/the/node.sqsh" if stage else str(stored))
     changed = replace(made, decisions=replace(made.decisions, pins=replace(made.decisions.pins, own=pin)))
-    found = [one for one in shared_trust.warnings(changed) if one.key == "image"]
+    found = [one for one in warnings.warn_of_others(changed) if one.key == "image"]
     assert [("who can change it" in one.problem, 'stage = "node"' in one.hint) for one in found] == [(True, True)] * (
         not stage
     )
@@ -250,8 +250,8 @@ def test_c16_a_submit_names_an_image_that_its_owner_can_change(tmp_path: Path, s
 
 def test_c12_a_submit_names_the_folder_in_which_others_can_replace_the_run(tmp_path: Path) -> None:
     made = plan_of(write_job(tmp_path, JOB), site=make_site(run_dir=tmp_path / "runs/digits-1"))
-    assert [one for one in shared_trust.warnings(made) if one.key == "paths.runs"] == []
+    assert [one for one in warnings.warn_of_others(made) if one.key == "paths.runs"] == []
     os.chown(tmp_path, -1, _group_of_others())
     tmp_path.chmod(0o2775)
-    (one,) = (one for one in shared_trust.warnings(made) if one.key == "paths.runs")
+    (one,) = (one for one in warnings.warn_of_others(made) if one.key == "paths.runs")
     assert (one.hint, "its group" in one.problem) == (f"chmod +t {tmp_path}", True)

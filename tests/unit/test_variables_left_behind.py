@@ -9,7 +9,7 @@ import pytest
 from kit import config
 from kit.planning.complete_job import completed
 from kit.slurm import client
-from kit.submit.variables_left_behind import left_behind
+from kit.submit.warnings import warn_of_variables
 from tests.support import make_site, write_job
 
 SHELL = {
@@ -40,7 +40,7 @@ def resolved(folder: Path, job: str = "", cluster: str = "") -> config.Resolved:
 
 
 def said(folder: Path, job: str = "", cluster: str = "") -> str:
-    return str(left_behind(resolved(folder, job, cluster), SHELL) or "")
+    return str(warn_of_variables(resolved(folder, job, cluster), SHELL) or "")
 
 
 def test_what_looks_meant_and_stays_behind_is_named_with_the_line_that_keeps_it(tmp_path: Path) -> None:
@@ -88,5 +88,5 @@ def test_the_clusters_list_is_added_to_the_jobs(tmp_path: Path) -> None:
 
 def test_a_name_of_terraform_is_not_taken_for_tensorflows(tmp_path: Path) -> None:
     shell = {"TF_CLI_CONFIG_FILE": "/x", "TF_CPP_MIN_LOG_LEVEL": "2"}
-    fault = left_behind(resolved(tmp_path), shell)
+    fault = warn_of_variables(resolved(tmp_path), shell)
     assert fault is not None and fault.problem.endswith("of your shell: TF_CPP_MIN_LOG_LEVEL")

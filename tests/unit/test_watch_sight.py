@@ -5,18 +5,18 @@ from __future__ import annotations
 import pytest
 
 from kit.schema.job import Job
-from kit.submit.watch_sight import sight
+from kit.submit.warnings import describe_watch
 
 JOB = {"name": "x", "launcher": "srun", "image": "train-cpu", "script": "p.py"}
 
 
 @pytest.mark.parametrize("tables", [{}, {"watch": {"stall": False}}, {"monitor": {"enabled": False}}])
 def test_a_job_that_asks_for_no_watch(tables: dict[str, object]) -> None:
-    assert sight(Job.model_validate({**JOB, **tables})) is None
+    assert describe_watch(Job.model_validate({**JOB, **tables})) is None
 
 
 def test_a_watch_with_its_means() -> None:
-    said = sight(Job.model_validate({**JOB, "watch": {"stall": 30}}))
+    said = describe_watch(Job.model_validate({**JOB, "watch": {"stall": 30}}))
     assert said is not None
     assert said.split("; ") == [
         "watch: steps: as the program reports them, else from its log (kit top, kit why)",
@@ -27,5 +27,5 @@ def test_a_watch_with_its_means() -> None:
 
 
 def test_a_watch_without_the_monitor_sees_nothing() -> None:
-    said = sight(Job.model_validate({**JOB, "watch": {"stall": 30}, "monitor": {"enabled": False}}))
+    said = describe_watch(Job.model_validate({**JOB, "watch": {"stall": 30}, "monitor": {"enabled": False}}))
     assert said == "watch: nothing is seen, because monitor.enabled is false"
