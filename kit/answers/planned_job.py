@@ -110,7 +110,12 @@ def _inputs(ready: Prepared) -> Iterator[tuple[str, str]]:
 def _listing(folder: Path) -> Sequence[str]:
     """Each file of a folder with the hash of its content."""
     files = sorted(path for path in folder.rglob("*") if path.is_file()) if folder.is_dir() else [folder]
-    return [f"{path.relative_to(folder)} {hashlib.sha256(path.read_bytes()).hexdigest()}" for path in files]
+    return [f"{path.relative_to(folder)} {_digest(path)}" for path in files]
+
+
+def _digest(path: Path) -> str:
+    with untrusted_files.open_regular(path) as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _hash(text: str) -> str:

@@ -6,18 +6,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import shutil
 import stat
 from pathlib import Path
-from typing import BinaryIO
 
 # Larger than any file of a job, a cluster or a run that the kit reads completely.
 _MOST_BYTES = 64 << 20
 _AT_ONCE = 1 << 16
 
 
-def open_regular(path: Path) -> BinaryIO:
+def open_regular(path: Path) -> io.BufferedReader:
     """Open a file for reading. OSError for a FIFO, a device, a socket or a folder. It never waits for a FIFO's writer."""
     return os.fdopen(_open(path)[0], "rb")
 

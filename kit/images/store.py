@@ -173,7 +173,7 @@ def settle(file: Path) -> str:
 
 def digest_of(file: Path) -> str:
     """sha256 of a file, in hex."""
-    with file.open("rb") as stream:
+    with untrusted_files.open_regular(file) as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
 
 

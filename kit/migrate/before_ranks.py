@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from kit.migrate import bash_tree, names_in_lines, words
 from kit.migrate.bash_tree import commands_of, name_of, text_of, within, words_of
-from kit.migrate.reading import ScriptState
+from kit.migrate.reading import ScriptState, text_beside
 from kit.migrate.report import Places, UnreadError
 from kit.migrate.words import is_known
 
@@ -144,10 +144,11 @@ def _doubt(node: Node, read: ScriptState) -> None:
                 read.values.doubt(text_of(command))
             continue
         path = read.path.parent / read.folder / given[1] if len(given) > 1 and is_known(given[1]) else None
-        if path is None or not path.is_file():
+        sourced = None if path is None else text_beside(path)
+        if sourced is None:
             read.values.doubt(text_of(command))
             continue
-        root = bash_tree.parse(path.read_text(encoding="utf-8", errors="replace"))
+        root = bash_tree.parse(sourced)
         for name in names_in_lines.set_by(root):
             read.lines.assigned.add(name)
             read.lines.set_in.setdefault("setup", set()).add(name)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kit.files import untrusted_files
 from kit.migrate import names_in_lines
 from kit.migrate.bash_tree import lines_of, text_of
 from kit.migrate.report import LineEntry, Migration, Places
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from tree_sitter import Node
 
 _TABLES = ("env", "resources", "slurm", "step", "torchrun", "container", "secrets", "retry")
+MOST_BYTES = 16 << 20  # of a script, as in kit.config.script_header
 
 
 @dataclass(kw_only=True)
@@ -63,3 +65,11 @@ def begin(path: Path, text: str) -> ScriptState:
     return ScriptState(
         path=path, text=text, report=report, job=job, sizes=sizes, values=values, lines=lines, variables=variables
     )
+
+
+def text_beside(path: Path) -> str | None:
+    """The text of a file that the script names; None if there is none, or none that a shell could have been meant to read."""
+    try:
+        return untrusted_files.read_bytes(path, most=MOST_BYTES).decode(errors="replace")
+    except OSError:
+        return None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kit.migrate import after_ranks, bash_tree, before_ranks, programs, srun_options, words
 from kit.migrate.bash_tree import ASSIGNMENTS, commands_of, name_of, text_of, within, words_of
-from kit.migrate.reading import ScriptState
+from kit.migrate.reading import ScriptState, text_beside
 from kit.migrate.report import Places, UnreadError
 from kit.migrate.words import ScriptValues, shown
 
@@ -195,9 +195,10 @@ def _program(rest: list[str], start: programs.ProgramStart, read: ScriptState) -
     name = (rest[1] if shell and len(rest) > 1 else rest[0]) if rest else ""
     if name.endswith(".sh") and words.is_known(name):
         beside = read.path.parent / read.folder / name
-        if not beside.is_file():
+        inner = text_beside(beside)
+        if inner is None:
             start.places.check(f"{name}: kit migrate has not read it: no such file beside the script")
-        elif _NESTED.search(inner := beside.read_text(encoding="utf-8", errors="replace")):
+        elif _NESTED.search(inner):
             read.values.arrays = {**read.values.arrays, "@": rest[rest.index(name) + 1 :]}
             start.places.key(
                 f"{' '.join(map(shown, rest[: rest.index(name) + 1]))}: its lines are at the end of this report"

@@ -9,6 +9,7 @@ from kit.config.toml_file import validate
 from kit.errors import ConfigError, Fault, UsageError
 from kit.files import untrusted_files
 from kit.migrate import compare, read_script
+from kit.migrate.reading import MOST_BYTES
 from kit.migrate.report import Migration
 from kit.schema.job import Job
 
@@ -23,8 +24,8 @@ def migrate(script: Path, *, output: Path | None, cluster: str | None, force: bo
     A refused script gets only the report. UsageError for files that exist or cannot be read.
     """
     try:
-        text = script.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = untrusted_files.read_text(script, most=MOST_BYTES)
+    except OSError as error:
         raise UsageError(f"{script}: {error}", hint="name an sbatch script") from None
     folder = output or script.parent
     there = [path for path in (folder / "job.toml", folder / REPORT) if path.exists() and not _is_report(path)]
@@ -50,8 +51,8 @@ def migrate(script: Path, *, output: Path | None, cluster: str | None, force: bo
 
 def _is_report(path: Path) -> bool:
     """Whether a file is a report of this command: it may be written again."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return path.name == REPORT and file.readline().rstrip().endswith((": whole", ": workaround", ": refused"))
+    first = untrusted_files.head(path, 4096).decode(errors="replace").partition("\n")[0]
+    return path.name == REPORT and first.rstrip().endswith((": whole", ": workaround", ": refused"))
 
 
 def _validate(report: Migration) -> None:

@@ -163,7 +163,7 @@ def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
 def _read(path: Path) -> tuple[str, config.Table]:
     """TorchTitan's file, as text that ends with a newline, and as a table."""
     titan = config.load_toml(path)
-    return path.read_text(encoding="utf-8").rstrip("\n") + "\n", titan
+    return untrusted_files.read_text(path).rstrip("\n") + "\n", titan
 
 
 def _job(asked: Asked, titan: Mapping[str, Any]) -> config.Table:

@@ -105,8 +105,7 @@ def table(asked: FirstJob, resources: Mapping[str, Any] | None = None) -> dict[s
 
 def _begin_of(path: Path) -> str:
     """The first lines of a program: a header for sbatch is at the top."""
-    with path.open(encoding="utf-8", errors="replace") as file:
-        return file.read(4096)
+    return untrusted_files.head(path, 4096).decode(errors="replace")
 
 
 def with_overrides(job: dict[str, Any], overrides: Sequence[str], folder: Path, cluster: str | None) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import IO, cast
 
 from kit import shell
 from kit.errors import ImageError, ToolError
+from kit.files import untrusted_files
 from kit.images.sources import layer_bytes
 from kit.images.sources.gzip_layer_reader import GzipTar
 from kit.images.sources.layer_bytes import Blob
@@ -22,7 +23,7 @@ _OPEN: dict[str, Callable[[IO[bytes]], IO[bytes]]] = {"xz": lzma.open, "bzip2": 
 
 def kind(file: Path, start: int = 0) -> str:
     """The compression of a file's bytes from `start` on: `gzip`, `zstd`, `xz` or `bzip2`; empty for anything else."""
-    with file.open("rb") as stream:
+    with untrusted_files.open_regular(file) as stream:
         stream.seek(start)
         first = stream.read(8)
     return next((name for magic, name in _MAGIC.items() if first.startswith(magic)), "")

@@ -54,7 +54,7 @@ class Plain:
     """A part of a file."""
 
     def __init__(self, file: Path, start: int, size: int) -> None:
-        self._handle = os.open(file, os.O_RDONLY | os.O_CLOEXEC)
+        self._handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._start, self.size = start, size
 
     def read_at(self, place: int, size: int) -> bytes:

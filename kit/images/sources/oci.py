@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Any, Protocol
 
 from kit.errors import ImageError, UsageError
+from kit.files import untrusted_files
 from kit.images.sources import compressed_tars
 from kit.images.sources.layer_bytes import Blob
 from kit.schema.image import ImageConfig
@@ -36,6 +37,7 @@ _INCOMPLETE_LAYOUT = {
     errno.EISDIR,
     errno.ENOTDIR,
     errno.ELOOP,
+    errno.EINVAL,  # a FIFO or a device
     errno.ENAMETOOLONG,
 }
 _MAX_DEPTH = 8  # of nested indexes; the specification needs two
@@ -194,11 +196,11 @@ class _Folder:
         return (self._root / name).is_file()
 
     def open(self, name: str) -> IO[bytes]:
-        return self._place(name).open("rb")
+        return untrusted_files.open_regular(self._place(name))
 
     def blob(self, name: str) -> Blob:
         place = self._place(name)
-        with place.open("rb"):  # fail now if the file may not be read
+        with untrusted_files.open_regular(place):  # fail now if the file may not be read
             return Blob.whole(place)
 
     def _place(self, name: str) -> Path:

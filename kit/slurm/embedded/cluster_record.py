@@ -10,6 +10,7 @@ from typing import Annotated, Literal
 from pydantic import Field, ValidationError
 
 from kit.errors import SlurmError
+from kit.files import untrusted_files
 from kit.schema.schema_base import Model
 from kit.slurm.embedded.paths import Layout
 
@@ -143,7 +144,7 @@ class EmbeddedCluster(Model):
     def load(cls, layout: Layout) -> EmbeddedCluster | None:
         """The recorded cluster; None if the folder has none, or one written by another version of the kit."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValidationError):
-            return cls.model_validate_json(layout.record.read_bytes())
+            return cls.model_validate_json(untrusted_files.read_bytes(layout.record))
         return None
 
 
