@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from kit.hosts import which_slurm
+from kit.hosts.recent_queue import RecentQueue
 from kit.mcp import limits as limiting
 from kit.mcp import outcomes
 from kit.mcp.limits import Limits
@@ -17,13 +19,14 @@ _RUNS = "runs"
 @dataclass(frozen=True, kw_only=True)
 class AgentSession:
     """One server. limits_file: read again for each call, so that its user can change it at any time. told: keys of events that a
-    wait has returned already.
+    wait has returned already. recent: the queue as waits saw it last.
     """
 
     project: Path
     limits_file: Path
     plans: Plans = field(default_factory=Plans)
     told: set[str] = field(default_factory=set)
+    recent: RecentQueue = field(default_factory=lambda: RecentQueue(which_slurm.queue()))
 
     @property
     def ledger(self) -> SpendingRecord:

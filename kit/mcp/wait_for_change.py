@@ -1,6 +1,7 @@
 """Waits for many runs at once: until the first of them ends, stalls or, if asked, starts.
 
-Slurm is asked for all runs together, twice a minute at most. In between only the runs' own records are read.
+Slurm is asked for all runs together, twice a minute at most, also by calls in a row. In between only the runs' own records are
+read.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.hosts import status, which_slurm
+from kit.hosts import status
 from kit.hosts.status import UNKNOWN, Status
 from kit.mcp import as_data
 from kit.mcp.session import AgentSession
 from kit.notices.happened import happened
 from kit.record import how_ended, run_facts
 from kit.schema.notify import Event
+from kit.slurm.client import JobId
 
 _LOOK_S, _ASK_S, _TELL_S = 1.0, 30.0, 10.0
 # Events that end a wait; `happened` gives one of fail and end.
@@ -37,7 +39,7 @@ async def wait(
     lost = set[Path]()
     while True:
         asked = time.monotonic()
-        found = await asyncio.to_thread(status.of, run_dirs, queue=which_slurm.queue())
+        found = await asyncio.to_thread(status.of, run_dirs, queue=session.recent.about(_jobs(run_dirs)))
         news = [event for one in found for event in _news(session, one, on, gone=one.run_dir in lost)]
         lost = {one.run_dir for one in found if one.state == "LOST"}
         left = began + timeout_s - time.monotonic()
@@ -50,6 +52,17 @@ async def wait(
                 active = sum(one.active or one.state == UNKNOWN for one in found)
                 await progress(told_at - began, timeout_s, f"{active} of {len(found)} runs have not ended")
             await asyncio.sleep(_LOOK_S)
+
+
+def _jobs(run_dirs: Sequence[Path]) -> dict[str, list[list[JobId]]]:
+    """Cluster -> the jobs of each run that has not closed its record."""
+    found: dict[str, list[list[JobId]]] = {}
+    for run_dir in run_dirs:
+        facts = run_facts.read(run_dir)
+        if not how_ended.is_over(run_dir, facts):
+            jobs = [job for job in (facts.slurm_id, *facts.links) if job is not None]
+            found.setdefault(facts.cluster, []).append(jobs)
+    return found
 
 
 def _records(run_dirs: Sequence[Path]) -> list[tuple[object, ...]]:

@@ -473,6 +473,26 @@ def test_a_wait_returns_at_the_first_end(desk: Desk) -> None:
     assert not answer["timed_out"]
 
 
+def test_waits_in_a_row_ask_slurm_once_in_half_a_minute(desk: Desk) -> None:
+    """An agent that waits for 50 runs calls again after each end."""
+    desk.tool("squeue", "[[ $* == *--version* ]] && echo 'slurm 24.05.0' || { echo >>FOLDER/asked; cat FOLDER/queue; }")
+    first = desk.submit()
+
+    def asked(*names: str) -> int:
+        """The questions to Slurm of two waits."""
+        line = "kit|{0}|N/A|RUNNING|n1|1:00|None\n"
+        listed = [line.format(number + 1) for number in range(len(desk.jobs))]
+        (desk.site / "queue").write_text("".join(listed))
+        (desk.site / "asked").write_text("")
+        for _ in range(2):
+            desk.call("wait_for_runs", runs=[*names], timeout_s=0)
+        return len((desk.site / "asked").read_text().splitlines())
+
+    assert asked(first) == 1
+    assert asked(first) == 0
+    assert asked(desk.submit(), first) == 1, "Slurm's last answer is older than this run"
+
+
 def test_a_rerun_is_a_plan_too(desk: Desk) -> None:
     run = desk.submit()
     planned = desk.call("rerun", run=run)
