@@ -226,7 +226,8 @@ def _copied(made: Plan) -> list[PlanFile]:
     found = {}
     for source, folder in made.copies:
         for path in sorted(source.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
+            # launcher.toml is for the kit: the plan has it already.
+            if path.is_file() and "__pycache__" not in path.parts and path.name != "launcher.toml":
                 found[f"{folder}/{path.relative_to(source)}".removeprefix("code/")] = path
     try:
         texts = {name: untrusted_files.read_bytes(path).decode() for name, path in found.items()}

@@ -17,7 +17,7 @@ SLOW = ("steps::end_all", "stall_watch::end_evidence", "task_logs::merge", "noti
 def finish(lab: BatchLab, code: int, head: str = "") -> list[str]:
     """What the script says and calls when it ends with a code, and what is on record at each call."""
     text = (BIN / "batch.sh").read_text()
-    function = text[text.index("finish() {") : text.index("\ntrain() {")]
+    function = text[text.index("end_attempt() {") : text.index("\ntrain() {")]
     record = lab.run_dir / "state" / "events.jsonl"
     stubs = "".join(
         f'{name}() {{ echo "{name}: $(grep -c exit_code {record} 2>/dev/null || true) on record"; }}\n' for name in SLOW

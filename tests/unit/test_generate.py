@@ -262,7 +262,7 @@ def test_a_file_has_what_its_job_uses(tmp_path: Path) -> None:
     ddp = made(use_ddp=True, nodes=4)
     groups = made("[fault_tolerance]\nsemi_sync_method = 'diloco'\n", nodes=16, gpus_per_node=8, replicas_per_node=8)
     assert set(re.findall(r"^    unpack \d+ (code/\S+)", ddp, re.MULTILINE)) == {
-        f"code/{name}" for name in ("launcher.toml", "run.py", "on_cpus.py", "lib/__init__.py", "lib/device.py")
+        f"code/{name}" for name in ("run.py", "on_cpus.py", "lib/__init__.py", "lib/device.py")
     }
     assert ddp.count("\n") <= MOST_LINES_DDP
     assert groups.count("\n") <= MOST_LINES_GROUPS

@@ -21,7 +21,10 @@ from tests.support import NODE, REPO
 
 BY_NAME = {case.name: case for case in CASES}
 # Counts of a plain job's scripts and their lines, which the batch script and the ranks source or run. They only go down.
-MOST_FILES, MOST_LINES = 60, 6_750
+MOST_FILES, MOST_LINES = 53, 6_590
+# The same without preflight and monitor; files that the batch script sources; functions of bash with more than 40 lines.
+MOST_LINES_BARE, MOST_SOURCED = 5_260, 25
+LONG_FUNCTIONS = {"stall_watch::loop", "warm_ranks::listen"}
 
 
 def own_files(case: str) -> set[str]:
@@ -122,6 +125,41 @@ def test_a_plain_job_has_no_part_that_it_did_not_ask_for() -> None:
         assert not found & set(part.files) - kept
     assert len(found) <= MOST_FILES
     assert sum(file.text.count("\n") for file in planned(BY_NAME["local-pyxis"]).files) <= MOST_LINES
+
+
+def test_a_run_with_all_checks_off_has_less() -> None:
+    case = replace(BY_NAME["local-bare"], overrides=("preflight.enabled=false", "monitor.enabled=false"))
+    assert sum(file.text.count("\n") for file in planned(case).files) <= MOST_LINES_BARE
+
+
+def test_the_batch_script_sources_few_libraries() -> None:
+    text = planned(BY_NAME["local-pyxis"]).text_of("batch.sh")
+    assert 0 < len(re.findall(r"^source ", text, re.MULTILINE)) <= MOST_SOURCED
+
+
+def test_no_function_of_bash_is_longer_than_forty_lines() -> None:
+    """But for two loops, whose state is in their variables."""
+    found = set()
+    for path in (REPO / "templates").rglob("*"):
+        if path.is_file() and path.suffix in {".sh", ""}:
+            text = path.read_text(encoding="utf-8")
+            for name, body in re.findall(r"^([\w:]+)\(\) \{\n(.*?)^\}", text, re.DOTALL | re.MULTILINE):
+                found |= {name} if body.count("\n") > 40 else set()
+    assert found == LONG_FUNCTIONS
+
+
+def test_kit_callbacks_is_where_a_program_may_import_it() -> None:
+    """A program of the user's own, TorchTitan's, and no other of the kit's."""
+    plain = own_files("local-bare")
+    assert "lib/kit_callbacks.py" not in plain
+    for overrides in (("script=mine.py",), ("module=mine.train",)):
+        assert "lib/kit_callbacks.py" in {
+            f.name for f in planned(replace(BY_NAME["local-bare"], overrides=overrides)).files
+        }
+    using = {
+        p.parent.name for p in (REPO / "launchers").rglob("*.py") if "kit_callbacks" in p.read_text(encoding="utf-8")
+    }
+    assert using == {"torchtitan"}
 
 
 @pytest.mark.parametrize(("stall", "observed"), [(None, False), ("auto", True), (30.0, True), (False, False)])

@@ -59,19 +59,12 @@ rank::end_report() {
     printf '%-127s\n%s\n' "${step} end ${rest}" "${more}" >"${file}"
 }
 
-main() {
-    # torchrun calls the node's rank GROUP_RANK. Programs find it under one name in both shapes. With the rendezvous c10d it is not
-    # Slurm's number of the node.
-    [[ -z "${TORCHELASTIC_RUN_ID:-}" ]] || NODE_RANK="${GROUP_RANK}"
-    export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
-    ((${KIT_TORCHRUN_LOGS:-0})) || exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
-    rank::link
-    ((${TORCHELASTIC_MAX_RESTARTS:-0} == 0)) || failures::start_again "${RANK}"
-    log::info "${KIT_ROLE:+${KIT_ROLE}: }rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
+# Completes the program's words: the values of a role, of `kit rerun --rotate`, and of this rank.
+rank::complete_words() {
     if [[ -n "${KIT_ROLE:-}" ]]; then
         placeholders::all KIT_PROGRAM KIT_PROGRAM_ENV
     fi
-    # `kit rerun --rotate` compares what each rank computes.
+    # It compares what each rank computes.
     if [[ -e "${KIT_RUN_DIR}/node-order" ]]; then
         KIT_PROGRAM=("${KIT_PROGRAM[0]}" "${KIT_RUN_DIR}/lib/rank_numbers.py" "${KIT_PROGRAM[@]:1}")
     fi
@@ -81,6 +74,46 @@ main() {
         # Such a value changes with each start: the arguments must be made anew.
         [[ "${KIT_RANK_ARGS[index + 1]}" != @(KIT_|MASTER_|TORCHELASTIC_)* ]] || export KIT_WARM_ONCE=1
     done
+}
+
+# Where the warm process of this node forks the program, adds its client to the caller's `start` and `warm`.
+rank::choose_start() {
+    ((${#KIT_WARM[@]})) && [[ -n "${KIT_WARM_WAIT:-}" ]] || return 0
+    # The client has no number of a shell: it is not the program.
+    start+=(-u KIT_RANK_SHELL)
+    [[ -z "${KIT_KEEP}" ]] || export KIT_KEEP
+    warm=("${KIT_PROGRAM[0]}" -I -S "${KIT_RUN_DIR}/lib/warm_client.py" "$(warm_ranks::name)" "${KIT_WARM_WAIT}" "$$")
+}
+
+# Cleans up after the program, and records its end. Changes the caller's `code`; reads its `pipe` and `signalled`.
+rank::finish() {
+    umask g-w,o-w
+    rank::end_report
+    reports::remove_unused
+    [[ -z "${KIT_MEMORY}" ]] || memory_checkpoints::remove_unused
+    # Without its slurmstepd, a rank dies of some signal: of HUP under Pyxis.
+    if ((code > 128)) && rank::is_orphan; then
+        log::error "slurmstepd, by which Slurm runs the ranks of a node, is gone: killed, or out of memory; the program died of it, with ${code}"
+        code=137
+    fi
+    [[ -z "${pipe}" ]] || { printf 'ended\n' >&"${pipe}"; } 2>&- || true
+    if ((code)) && failures::record_rank "${RANK}" "${code}" "${signalled}" && [[ -n "${signalled}" ]]; then
+        # The program was told to end, and did. srun and torchrun would answer any code but 0 by killing the ranks that still save.
+        # The batch script reads the recorded code.
+        code=0
+    fi
+}
+
+main() {
+    # torchrun calls the node's rank GROUP_RANK. Programs find it under one name in both shapes. With the rendezvous c10d it is not
+    # Slurm's number of the node.
+    [[ -z "${TORCHELASTIC_RUN_ID:-}" ]] || NODE_RANK="${GROUP_RANK}"
+    export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
+    ((${KIT_TORCHRUN_LOGS:-0})) || exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
+    rank::link
+    ((${TORCHELASTIC_MAX_RESTARTS:-0} == 0)) || failures::start_again "${RANK}"
+    log::info "${KIT_ROLE:+${KIT_ROLE}: }rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
+    rank::complete_words
     # Slurm, torchrun and signal.sh signal the program and this shell. With a handler, the shell outlives the signal and reports the
     # program's own code. Without one it would die first, and every code would become 143.
     local signalled=""
@@ -98,34 +131,14 @@ main() {
     local pipe="${KIT_TASK_FD:-}"
     [[ -z "${TORCHELASTIC_RUN_ID:-}" ]] || ((${#KIT_WARM[@]})) || pipe=""
     rank::hold_slurmstepd
-    local -a start=(env -u KIT_TASK_FD)
-    local -a warm=()
-    if ((${#KIT_WARM[@]})) && [[ -n "${KIT_WARM_WAIT:-}" ]]; then
-        # The warm process of this node forks the program. The client has no number of a shell: it is not the program.
-        start+=(-u KIT_RANK_SHELL)
-        [[ -z "${KIT_KEEP}" ]] || export KIT_KEEP
-        warm=("${KIT_PROGRAM[0]}" -I -S "${KIT_RUN_DIR}/lib/warm_client.py" "$(warm_ranks::name)" "${KIT_WARM_WAIT}" "$$")
-    fi
+    local -a start=(env -u KIT_TASK_FD) warm=()
+    rank::choose_start
     (
         [[ -z "${pipe}" ]] || exec {pipe}>&-
         [[ -z "${rank_stepd}" ]] || exec {rank_stepd}<&-
         exec "${start[@]}" -- "${KIT_PROGRAM_ENV[@]}" "${warm[@]}" "${KIT_PROGRAM[@]}"
     ) || code=$?
-    umask g-w,o-w
-    rank::end_report
-    reports::remove_unused
-    [[ -z "${KIT_MEMORY}" ]] || memory_checkpoints::remove_unused
-    # Without its slurmstepd, a rank dies of some signal: of HUP under Pyxis.
-    if ((code > 128)) && rank::is_orphan; then
-        log::error "slurmstepd, by which Slurm runs the ranks of a node, is gone: killed, or out of memory; the program died of it, with ${code}"
-        code=137
-    fi
-    [[ -z "${pipe}" ]] || { printf 'ended\n' >&"${pipe}"; } 2>&- || true
-    if ((code)) && failures::record_rank "${RANK}" "${code}" "${signalled}" && [[ -n "${signalled}" ]]; then
-        # The program was told to end, and did. srun and torchrun would answer any code but 0 by killing the ranks that still save.
-        # The batch script reads the recorded code.
-        code=0
-    fi
+    rank::finish
     return "${code}"
 }
 

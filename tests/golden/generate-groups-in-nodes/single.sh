@@ -399,17 +399,15 @@ source "${KIT_RUN_DIR}/lib/reports.sh"
 source "${KIT_RUN_DIR}/lib/parts.sh"
 parts::source
 
-# shellcheck disable=SC2317 # called by the EXIT trap
-finish() {
-    local code=$? what=end
-    trap - EXIT
-    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
-    [[ "${BASHPID}" == "$$" ]] || exit "${code}"
-    trap '' TERM USR1 USR2 INT HUP QUIT
+end_attempt() {
     failure_watch::stop
     stall_watch::stop
     parts::call after_attempt
-    signals::ask_again
+}
+
+# Decides how this start ends: changes the caller's `what` from `end`, and its `code`.
+# shellcheck disable=SC2317 # called by the EXIT trap
+judge_end() {
     if retry::wants_requeue "${code}"; then
         what=requeue
     elif retry::look; retry::slurm_requeued; then
@@ -421,6 +419,18 @@ finish() {
         code="${retry_doubted_code}"
     fi
     [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
+}
+
+# shellcheck disable=SC2317 # called by the EXIT trap
+finish() {
+    local code=$? what=end
+    trap - EXIT
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
+    [[ "${BASHPID}" == "$$" ]] || exit "${code}"
+    trap '' TERM USR1 USR2 INT HUP QUIT
+    end_attempt
+    signals::ask_again
+    judge_end
     # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
@@ -463,9 +473,7 @@ train() {
         stall_watch::start
         roles::run
         code=$?
-        failure_watch::stop
-        stall_watch::stop
-        parts::call after_attempt
+        end_attempt
         if ! retry::again "${code}"; then
             parts::call after_last_attempt
             return "${code}"
@@ -559,17 +567,22 @@ source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 # shellcheck source=/dev/null
 [[ -z "${KIT_WARM_SERVER:-}" ]] || source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 
+# What every rank of this task sees, beside the variables of its own.
+export_variables() {
+    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
+    export KIT_NNODES KIT_RANKS_PER_NODE
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
+    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
+    export PYTHONPATH="${KIT_RUN_DIR}/code"
+}
+
 main() {
     # Pyxis passes it on from the step, where it is for Enroot.
     unset BASH_ENV
     [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
-    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
-    export KIT_NNODES KIT_RANKS_PER_NODE
-    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
-    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
-    export PYTHONPATH="${KIT_RUN_DIR}/code"
+    export_variables
     cache_folders::point_at "${KIT_CACHE_DIR}" "${KIT_IMAGE_SHORT}"
     debug::frameworks
     if [[ -n "${KIT_ROLE:-}" ]]; then
@@ -721,17 +734,22 @@ source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 # shellcheck source=/dev/null
 [[ -z "${KIT_WARM_SERVER:-}" ]] || source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 
+# What every rank of this task sees, beside the variables of its own.
+export_variables() {
+    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
+    export KIT_NNODES KIT_RANKS_PER_NODE
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
+    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
+    export PYTHONPATH="${KIT_RUN_DIR}/code"
+}
+
 main() {
     # Pyxis passes it on from the step, where it is for Enroot.
     unset BASH_ENV
     [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
-    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
-    export KIT_NNODES KIT_RANKS_PER_NODE
-    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
-    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
-    export PYTHONPATH="${KIT_RUN_DIR}/code"
+    export_variables
     cache_folders::point_at "${KIT_CACHE_DIR}" "${KIT_IMAGE_SHORT}"
     debug::frameworks
     if [[ -n "${KIT_ROLE:-}" ]]; then

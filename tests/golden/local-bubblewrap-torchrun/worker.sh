@@ -39,17 +39,22 @@ source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
 # shellcheck source=/dev/null
 [[ -z "${KIT_WARM_SERVER:-}" ]] || source "${KIT_RUN_DIR}/lib/warm_ranks.sh"
 
+# What every rank of this task sees, beside the variables of its own.
+export_variables() {
+    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
+    export KIT_NNODES KIT_RANKS_PER_NODE
+    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
+    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
+    export PYTHONPATH="${KIT_RUN_DIR}/code"
+}
+
 main() {
     # Pyxis passes it on from the step, where it is for Enroot.
     unset BASH_ENV
     [[ -z "${KIT_WARM_SERVER:-}" ]] || warm_ranks::keep_reports
     rank_variables::require_slurm
     take_pmi
-    export KIT_RUN_DIR KIT_CHECKPOINT_DIR="${KIT_RUN_DIR}/checkpoints"
-    export KIT_NNODES KIT_RANKS_PER_NODE
-    export OMP_NUM_THREADS="${OMP_NUM_THREADS:-${KIT_CPUS_PER_RANK}}"
-    export PYTHONUNBUFFERED=1 PYTHONFAULTHANDLER=1 PYTHONNOUSERSITE=1
-    export PYTHONPATH="${KIT_RUN_DIR}/code"
+    export_variables
     cache_folders::point_at "${KIT_CACHE_DIR}" "${KIT_IMAGE_SHORT}"
     debug::frameworks
     if [[ -n "${KIT_ROLE:-}" ]]; then

@@ -276,17 +276,15 @@ source "${KIT_RUN_DIR}/lib/reports.sh"
 source "${KIT_RUN_DIR}/lib/parts.sh"
 parts::source
 
-# shellcheck disable=SC2317 # called by the EXIT trap
-finish() {
-    local code=$? what=end
-    trap - EXIT
-    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
-    [[ "${BASHPID}" == "$$" ]] || exit "${code}"
-    trap '' TERM USR1 USR2 INT HUP QUIT
+end_attempt() {
     failure_watch::stop
     stall_watch::stop
     parts::call after_attempt
-    signals::ask_again
+}
+
+# Decides how this start ends: changes the caller's `what` from `end`, and its `code`.
+# shellcheck disable=SC2317 # called by the EXIT trap
+judge_end() {
     if retry::wants_requeue "${code}"; then
         what=requeue
     elif retry::look; retry::slurm_requeued; then
@@ -298,6 +296,18 @@ finish() {
         code="${retry_doubted_code}"
     fi
     [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
+}
+
+# shellcheck disable=SC2317 # called by the EXIT trap
+finish() {
+    local code=$? what=end
+    trap - EXIT
+    # A subshell killed right after fork inherits the EXIT trap; only the main shell may run it.
+    [[ "${BASHPID}" == "$$" ]] || exit "${code}"
+    trap '' TERM USR1 USR2 INT HUP QUIT
+    end_attempt
+    signals::ask_again
+    judge_end
     # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
@@ -340,9 +350,7 @@ train() {
         stall_watch::start
         roles::run
         code=$?
-        failure_watch::stop
-        stall_watch::stop
-        parts::call after_attempt
+        end_attempt
         if ! retry::again "${code}"; then
             parts::call after_last_attempt
             return "${code}"

@@ -1,0 +1,19 @@
+"""Reports of steps from a framework's own loop, for programs that import kit_callbacks."""
+
+from __future__ import annotations
+
+from kit import data_folders
+from kit.planning.decisions import Decisions
+from kit.planning.parts.part import Part
+
+# Launchers whose own programs report by kit_rank: those without a framework, and these. Others run a loop that is not the kit's.
+_WITHOUT = {None, "deepspeed", "diloco"}
+
+
+def _asked_by(made: Decisions) -> str | None:
+    resolved = made.resolved
+    own = made.main.plain and made.job.is_launchers and resolved.launcher_dir.is_relative_to(data_folders.packaged())
+    return None if own and resolved.launcher.framework in _WITHOUT else "script"
+
+
+PART = Part(name="callbacks", asked_by=_asked_by, modules=("lib/kit_callbacks.py",))
