@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit training foreign gpu-check gpu-images own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs lock bench bench-when bench-forecast release submit clean
+.PHONY: help setup demo test unit training foreign gpu-check gpu-images own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs pictures lock bench bench-when bench-forecast release submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -117,6 +117,9 @@ reference: ## rewrite docs/reference and the man pages from the code
 
 docs: ## the site of the pages in site/, for any browser, without a network
 	@NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet
+
+pictures: ## rewrite docs/images/report*.png from a run and a sweep of this machine: RUN=… SWEEP=…; needs Chromium
+	@$(PY) -m tests.pictures $(RUN) $(SWEEP)
 
 lock: ## rewrite requirements/dev.lock
 	@.venv/bin/pip-compile --quiet --upgrade --generate-hashes --no-emit-index-url --no-emit-find-links --no-emit-trusted-host \

@@ -133,9 +133,11 @@ class Page:
             typed = {"text": text} if text and kind == "keyDown" else {}
             self.ask("Input.dispatchKeyEvent", type=kind, key=key, windowsVirtualKeyCode=code, **typed)
 
-    def picture(self, path: Path) -> None:
-        """The whole page as a PNG."""
-        answer = self.ask("Page.captureScreenshot", captureBeyondViewport=True)
+    def picture(self, path: Path, *, height: int | None = None) -> None:
+        """The whole page, or its first so many CSS pixels, as a PNG."""
+        size = self.evaluate("[document.documentElement.clientWidth, document.documentElement.scrollHeight]")
+        clip = {"x": 0, "y": 0, "width": size[0], "height": min(height or size[1], size[1]), "scale": 1}
+        answer = self.ask("Page.captureScreenshot", captureBeyondViewport=True, clip=clip)
         path.write_bytes(base64.b64decode(answer["data"]))
 
     def pdf(self) -> bytes:

@@ -40,9 +40,8 @@ COLOURS = {
     Account.SPARE: "#EEEEEE",
     Account.UNATTRIBUTED: "#000000",
 }
-# One colour for each run or node. Instead of the palette's black there is grey: black is invisible on a dark page, white on a light
-# one.
-_LINES = [_BLUE, _ORANGE, _GREEN, _PURPLE, _SKY, _RED, "#808080", _YELLOW]
+# One colour for each run or node. Each has a contrast of 3:1 or more on a white and on a dark page; yellow and sky blue have not.
+LINES = [_BLUE, _RED, _GREEN, "#C46B9C", "#808080", "#A97900", "#8570D8"]
 _MOST_BARS, _MOST_NAMED, _STRETCHES = 64, 24, 100
 # More ticks would fall between the seconds of a short run, and all would be labelled .800.
 _TIME_AXIS = {"tickCount": 6}
@@ -99,7 +98,7 @@ def lines(series: Mapping[str, Sequence[Sequence[float | None]]], *, x: str, y: 
     # For more series a legend would be longer than the chart. The tooltips name them.
     legend_or_none = legend if named else None
     if several:
-        colour = {"field": "of", "type": "nominal", "sort": None, "scale": {"range": _LINES}, "legend": legend_or_none}
+        colour = {"field": "of", "type": "nominal", "sort": None, "scale": {"range": LINES}, "legend": legend_or_none}
     return {
         "data": {"values": values},
         "transform": [{"flatten": ["xs", "ys"]}, *([{"calculate": "datum.xs * 1000", "as": "at"}] if time else [])],
@@ -220,7 +219,7 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Spec:
             "color": {
                 "field": "attempt",
                 "type": "nominal",
-                "scale": {"range": _LINES},
+                "scale": {"range": LINES},
                 "legend": {"orient": "bottom"},
             },
             "shape": {"field": "attempt", "type": "nominal", "legend": {"orient": "bottom"}},
@@ -232,63 +231,3 @@ def timeline(events: Iterable[Mapping[str, Any]]) -> Spec:
             ],
         },
     }
-
-
-def parallel(rows: Sequence[Mapping[str, Any]], keys: Sequence[str], metric: str | None) -> Spec:
-    """A line for each point of a sweep over its keys and the metric. Each axis goes from its least to its greatest value.
-
-    Values that are not numbers are spread over the axis in the order in which they first occur.
-    """
-    axes = [*keys, *([metric] if metric else [])]
-    places = {axis: _places([row[axis] for row in rows if row.get(axis) is not None]) for axis in axes}
-    values = [
-        {"point": f"point {row['point']}", "id": row.get("id"),
-         "axis": axis, "place": places[axis][row[axis]], "value": str(row[axis]),
-         "metric": row.get(metric) if metric else row["point"], "order": axes.index(axis)}
-        for row in rows
-        for axis in axes
-        if row.get(axis) is not None
-    ]  # fmt: skip
-    return {
-        "data": {"values": values},
-        "height": 240,
-        "params": [
-            {"name": "over", "select": {"type": "point", "fields": ["point"], "on": "pointerover"}},
-        ],
-        "mark": {"type": "line", "point": True, "strokeWidth": 2},
-        "encoding": {
-            "x": {
-                "field": "axis",
-                "type": "ordinal",
-                "sort": axes,
-                "title": None,
-                "axis": {"labelAngle": 0, "grid": True},
-            },
-            "y": {"field": "place", "type": "quantitative", "axis": None},
-            "detail": {"field": "point"},
-            "order": {"field": "order"},
-            "color": {
-                "field": "metric",
-                "type": "quantitative",
-                "title": metric or "point",
-                "scale": {"scheme": "viridis"},
-                "legend": {"orient": "bottom"},
-            },
-            "opacity": {"condition": {"param": "over", "value": 1, "empty": True}, "value": 0.12},
-            "tooltip": [
-                {"field": "point"},
-                {"field": "axis"},
-                {"field": "value"},
-                {"field": "metric", "title": metric or "point"},
-            ],
-        },
-    }
-
-
-def _places(values: Sequence[Any]) -> dict[Any, float]:
-    """Value -> its position on an axis, 0 to 1."""
-    numbers = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    order = sorted(set(values)) if numbers else list(dict.fromkeys(values))
-    if not numbers or len(order) < 2:
-        return {value: place / max(1, len(order) - 1) for place, value in enumerate(order)}
-    return {value: (value - order[0]) / (order[-1] - order[0]) for value in order}

@@ -124,7 +124,15 @@ def _curves(run_dir: Path) -> dict[str, Any]:
         "eval": _thinned(sorted(test.items())),
         "speed": _thinned(sorted(speed.items())),
         "speed_unit": unit,
+        # A curve has only every n-th value.
+        "best": {name: best for name, of in (("loss", loss), ("eval", test)) if (best := _least(of)) is not None},
     }
+
+
+def _least(values: dict[int, float]) -> list[float | None] | None:
+    """Step and value of the least number; None without one."""
+    numbers = [(value, step) for step, value in values.items() if math.isfinite(value)]
+    return [min(numbers)[1], _short(min(numbers)[0])] if numbers else None
 
 
 def _thinned(points: Sequence[tuple[float, float]], most: int = _POINTS) -> list[list[float | None]]:

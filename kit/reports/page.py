@@ -10,7 +10,7 @@ from typing import Any
 import jinja2
 
 from kit.ledger.time_accounts import MEANINGS, Account
-from kit.reports import charts
+from kit.reports import charts, headline, points
 
 _TEMPLATES = jinja2.Environment(
     loader=jinja2.PackageLoader("kit", "reports"), autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True
@@ -61,6 +61,7 @@ def html(report: Mapping[str, Any], script: str, *, live: Live | None = None) ->
         live=live,
         report=report,
         charts={chart.name: chart for chart in drawn},
+        heads={run["id"]: headline.of(run) for run in report["runs"]} if report["kind"] == "run" else {},
         # Escape '<', so that no tag in the data ends the <script> element.
         specs=json.dumps(specs, separators=(",", ":")).replace("<", "\\u003c"),
         library=script,
@@ -88,10 +89,10 @@ def _of_several(report: Mapping[str, Any]) -> list[Chart]:
     if report["kind"] == "sweep" and report["keys"]:
         found.append(
             Chart(
-                name="parallel",
+                name="points",
                 title="Points",
-                says="Parallel coordinates: a line for each point over the swept keys and the metric",
-                spec=charts.parallel(report["rows"], report["keys"], report["metric"]),
+                says=points.says(report["rows"], report["keys"]),
+                spec=points.chart(report["rows"], report["keys"], report["metric"], report["goal"]),
             )
         )
     speed_unit = next((run["speed_unit"] for run in several if run["speed"]), "")

@@ -17,7 +17,7 @@ import pytest
 from kit import shell
 from kit.hosts import status
 from kit.ledger import read_run
-from kit.reports import charts, collect, gpu_samples, make_report, page, step_times
+from kit.reports import charts, collect, gpu_samples, headline, make_report, page, points, step_times
 from kit.schema.sweep import Value
 from tests.unit.test_sweep_results import write_sweep
 
@@ -183,11 +183,11 @@ def test_a_page_has_an_ending(tmp_path: Path) -> None:
 
 def test_a_sweep_has_a_table_a_best_point_and_a_link_to_each(tmp_path: Path) -> None:
     """A metric that is not a number is none; both commands know a sweep by its folder."""
-    points: list[tuple[dict[str, Value], list[dict[str, object]], int | None]] = [
+    tried: list[tuple[dict[str, Value], list[dict[str, object]], int | None]] = [
         ({"args.--lr": lr, "args.--kind": kind}, [{"kind": "final", "step": 1, "loss": loss}], 0)
         for lr, kind, loss in ((0.1, "a", 0.5), (0.01, "b", 0.2), (1.0, "a", float("nan")))
     ]
-    write_sweep(tmp_path / "runs", points)
+    write_sweep(tmp_path / "runs", tried)
     # Where no Slurm is, none is asked: the points' cluster has no file.
     found = make_report.report(["digits-1"], [tmp_path / "runs"], queue=lambda _: {}, now=BEGAN)
     assert (found["kind"], found["keys"], found["metric"]) == ("sweep", ["lr", "kind"], "loss")
@@ -197,8 +197,10 @@ def test_a_sweep_has_a_table_a_best_point_and_a_link_to_each(tmp_path: Path) -> 
     assert json.dumps(found, allow_nan=False)
     text = page.html(found, "")
     assert all(f'<details id="{run["id"]}">' in text and f'href="#{run["id"]}"' in text for run in found["runs"])
-    places = [value["place"] for value in charts.parallel(found["rows"], ["lr"], None)["data"]["values"]]
-    assert places == pytest.approx([0.0, 1 / 11, 1.0])
+    places = points.place_of([0.01, 0.1, 1.0])
+    assert [places(lr) for lr in (0.01, 0.1, 1.0)] == pytest.approx([0.0, 0.5, 1.0]), "rates are on a log scale"
+    places = points.place_of([10, 20, 30])
+    assert [places(one) for one in (10, 20, 30)] == pytest.approx([0.0, 0.5, 1.0])
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here: apt install chromium")
@@ -270,3 +272,71 @@ def test_every_account_has_a_colour() -> None:
 
     assert set(COLOURS) == set(Account)
     assert page.Chart is not None
+
+
+def test_the_first_screen_answers_four_questions(tmp_path: Path) -> None:
+    """Did it work, how good is it, what did it cost, what next: before the curves, in words as well as in colours."""
+    make(tmp_path / "runs" / "gpt-1", 16)
+    found = make_report.report(["gpt-1"], [tmp_path / "runs"], queue=lambda _: {}, now=BEGAN + 1900)
+    top = headline.of(found["runs"][0])
+    assert (top.kind, top.words, top.wall) == ("bad", "It did not work", "31 min 5 s")
+    (loss,) = top.figures
+    assert (loss.last, loss.best) == ("not a number at step 2,000", "best 0.0045 at step 1,999")
+    text = page.html(found, "")
+    first = text[text.index('id="end"') : text.index('id="curves"')]
+    asked = ["Did it work?", "How good is it?", "What did it cost?", "What next?"]
+    places = [first.index(question) for question in asked]
+    assert places == sorted(places)
+    assert "KeyError" in first
+    assert found["runs"][0]["why"]["next"] in first
+    assert "goodput" in first
+    assert text.index('id="curves"') < text.index('id="time"')
+
+
+def test_a_finished_run_worked_and_one_that_waits_has_no_loss(tmp_path: Path) -> None:
+    make(tmp_path / "runs" / "gpt-1", 8)
+    run = make_report.report(["gpt-1"], [tmp_path / "runs"], queue=lambda _: {}, now=BEGAN)["runs"][0]
+    run["facts"]["state"] = "COMPLETED"
+    assert (headline.of(run).mark, headline.of(run).words) == ("✓", "It worked")
+    run |= {"loss": [], "eval": [], "facts": {**run["facts"], "state": "PENDING"}}
+    top = headline.of(run)
+    assert (top.kind, top.words, list(top.figures)) == ("calm", "Waits in the queue", [])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(0.4, "0 s"), (59.6, "1 min 0 s"), (3661, "1 h 1 min"), (200_000, "2 d 7 h")]
+)
+def test_a_duration_has_two_units(seconds: float, said: str) -> None:
+    assert headline.duration(seconds) == said
+
+
+def test_one_swept_key_is_a_scatter_and_several_are_axes_with_ticks() -> None:
+    rows = [
+        {"point": n, "id": f"p{n}", "lr": lr, "kind": "ab"[n % 2], "loss": 1 / (n + 1)}
+        for n, lr in enumerate((1e-4, 1e-2, 1))
+    ]
+    one = points.chart(rows, ["lr"], "loss", "min")
+    assert (one["mark"]["type"], one["encoding"]["x"]["scale"]["type"]) == ("point", "log")
+    assert one["encoding"]["y"]["scale"].get("type") is None, "a third is no reason for a log scale"
+    assert one["encoding"]["x"]["title"] == "lr"
+    words = points.chart(rows, ["kind"], "loss", "min")
+    assert words["encoding"]["x"]["type"] == "nominal"
+    several = points.chart(rows, ["lr", "kind"], "loss", "max")
+    ticks = {(tick["axis"], tick["label"]): tick["place"] for tick in several["layer"][1]["data"]["values"]}
+    assert ticks["lr", "0.01"] == pytest.approx(0.5)
+    assert {("kind", "a"), ("kind", "b"), ("loss", "0.333"), ("loss", "1")} <= set(ticks)
+    assert several["layer"][0]["encoding"]["color"]["scale"]["reverse"] is False
+
+
+def test_lines_are_readable_on_both_pages() -> None:
+    """WCAG 2.2, 1.4.11: 3:1 for what must be seen, on the page's white and on its dark grey."""
+
+    def luminance(colour: str) -> float:
+        parts = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        red, green, blue = (one / 12.92 if one <= 0.04045 else ((one + 0.055) / 1.055) ** 2.4 for one in parts)
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    for colour in (*charts.LINES, *points._WORST_TO_BEST):
+        for back in ("#ffffff", "#161616"):
+            low, high = sorted((luminance(colour), luminance(back)))
+            assert (high + 0.05) / (low + 0.05) >= 3, (colour, back)
