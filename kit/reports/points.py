@@ -93,7 +93,7 @@ def _parallel(rows: _Rows, keys: Sequence[str], metric: str | None, goal: str) -
             "label": f"{value:.3g}" if _are_numbers([value]) else str(value)[:16],
         }
         for axis in axes
-        for value in _ticks(known[axis])
+        for value in _ticks(known[axis], even=axis == metric)
     ]
     across = {"field": "axis", "type": "ordinal", "sort": axes, "title": None}
     up = {"field": "place", "type": "quantitative", "axis": None, "scale": {"domain": [-0.05, 1.05]}}
@@ -133,10 +133,10 @@ def place_of(values: Sequence[Any]) -> Callable[[Any], float]:
     return lambda value: (bend(value) - low) / (high - low) if high > low else 0.5
 
 
-def _ticks(values: Sequence[Any]) -> Sequence[Any]:
-    """Every value that occurs, if they are few; else five that divide the axis."""
+def _ticks(values: Sequence[Any], *, even: bool) -> Sequence[Any]:
+    """Every value that occurs, if they are few; else, or for even ones, five that divide the axis."""
     there = list(dict.fromkeys(values))
-    if len(there) <= _MOST_TICKS or not _are_numbers(values):
+    if (len(there) <= _MOST_TICKS and not even) or not _are_numbers(values):
         return there[:_MOST_TICKS]
     low, high = min(values), max(values)
     share = [number / (_TICKS - 1) for number in range(_TICKS)]

@@ -53,7 +53,7 @@ _IN_SERVICE = frozenset({"idle", "allocated", "mixed", "completing", "planned", 
 # task of an array, and each job that ended less than MinJobAge seconds ago.
 _NO_ROOM = "Slurm temporarily unable to accept job"
 _FULL = "Slurm holds as many jobs as it can (MaxJobCount in 'scontrol show config'): submit fewer points, or later"
-_WHERE = "run this where Slurm's commands are: a login node, or after 'make setup'"
+_WHERE = "run this where Slurm's commands are: a login node, or after 'make setup' in a clone of slurm-kit"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -324,7 +324,7 @@ def test_one_swept_key_is_a_scatter_and_several_are_axes_with_ticks() -> None:
     several = points.chart(rows, ["lr", "kind"], "loss", "max")
     ticks = {(tick["axis"], tick["label"]): tick["place"] for tick in several["layer"][1]["data"]["values"]}
     assert ticks["lr", "0.01"] == pytest.approx(0.5)
-    assert {("kind", "a"), ("kind", "b"), ("loss", "0.333"), ("loss", "1")} <= set(ticks)
+    assert {("kind", "a"), ("kind", "b"), ("loss", "0.333"), ("loss", "0.667"), ("loss", "1")} <= set(ticks)
     assert several["layer"][0]["encoding"]["color"]["scale"]["reverse"] is False
 
 

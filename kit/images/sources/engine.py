@@ -25,7 +25,7 @@ _EXPORT_CHUNK = 1 << 20
 # The SDK's function always keeps one file.
 _NO_FILE = ".kit/no-such-file"
 OWNER = "slurm-kit.files.owning_process"
-_START = "start Docker (make setup does it where it may), or point DOCKER_HOST at an engine that runs"
+_START = "start Docker (in a clone of slurm-kit, make setup does it), or point DOCKER_HOST at an engine that runs"
 
 
 @dataclass(frozen=True, kw_only=True)
