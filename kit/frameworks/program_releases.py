@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tomllib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -29,7 +29,7 @@ _MISSPELT_CUTOFF = 0.88
 class OptionLists:
     """A file of kit/frameworks/ that lists options.
 
-    value, switch, module: option -> releases. The file explains the other fields.
+    value, switch, module: option -> releases. kind: option -> its annotation. The file explains the other fields.
     """
 
     choose: tuple[str, ...]
@@ -38,6 +38,7 @@ class OptionLists:
     value: Mapping[str, str]
     switch: Mapping[str, str]
     module: Mapping[str, str]
+    kind: Mapping[str, str] = field(default_factory=dict)
 
     def names(self, release: str | None) -> list[str]:
         """The options of a release; of all releases if it is None."""

@@ -12,6 +12,7 @@ from kit.errors import Fault
 from kit.frameworks import diloco
 from kit.frameworks.base import Extra, Framework
 from kit.frameworks.nearest_multiple_or_divisor import multiple
+from kit.frameworks.titan_words import CFG_OPTIONS
 from kit.schema.diloco import DiLoCo
 from kit.schema.job import Job
 from kit.schema.launcher import Launcher
@@ -19,7 +20,8 @@ from kit.schema.launcher import Launcher
 REPLICATE, SHARD = "parallelism.data_parallel_replicate_degree", "parallelism.data_parallel_shard_degree"
 # Degrees that split one copy of the model over ranks.
 _SPLIT = tuple(f"parallelism.{kind}_parallel_degree" for kind in ("tensor", "pipeline", "context"))
-_METHOD = "fault_tolerance.semi_sync_method"
+_SECTION = "fault_tolerance"
+_METHOD, _ENABLE = f"{_SECTION}.semi_sync_method", f"{_SECTION}.enable"
 _LOCAL, _GLOBAL = "training.local_batch_size", "training.global_batch_size"
 # TorchTitan's own defaults.
 _DEFAULTS = {REPLICATE: 1, SHARD: -1, **dict.fromkeys(_SPLIT, 1), _LOCAL: 8, _GLOBAL: -1}
@@ -79,25 +81,62 @@ def settings(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
 
 
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """Pairs of option and value, from `--a.b 2` and `--a.b=2`. TorchTitan accepts dashes for underscores."""
+    """Pairs of option and value, from `--a.b 2`, `--a.b=2`, and `a.b=2` after --cfg_options. Dashes may stand for underscores."""
+    overrides = False
     for place, word in enumerate(words):
         key, equals, value = word.removeprefix("--").partition("=")
         if word.startswith("--"):
+            overrides = word == CFG_OPTIONS
             given = value if equals else words[place + 1] if place + 1 < len(words) else ""
             yield key.replace("-", "_"), given
+        elif overrides and equals:
+            yield key.replace("-", "_"), value
+
+
+def wants_groups(config: Mapping[str, Any], words: Sequence[str]) -> bool:
+    """Whether a configuration is for replica groups: it turns fault tolerance on, or says how groups average."""
+    table = config.get("fault_tolerance")
+    found = (
+        {"enable": str(table.get("enable")), "method": str(table.get("semi_sync_method"))}
+        if isinstance(table, Mapping)
+        else {}
+    )
+    given = dict(_arguments(words))
+    if _ENABLE in given:  # a switch has no value
+        found["enable"] = "false" if given[_ENABLE].lower() == "false" else "true"
+    if f"{_SECTION}.no_enable" in given:
+        found["enable"] = "false"
+    found["method"] = given.get(_METHOD, found.get("method", ""))
+    return found.get("enable", "").lower() == "true" or found["method"].lower() not in {"", "none", "null"}
 
 
 def plain_ddp(config: Mapping[str, Any], words: Sequence[str], ranks: int) -> list[str]:
     """Arguments that make each rank, or each set of context parallel ranks, its own copy of the model.
 
-    TorchTitan shards by default.
+    TorchTitan shards by default. Degrees that words give stay as they are.
     """
     split = prod(settings(config, words)[key] for key in _SPLIT)
-    return [f"--{REPLICATE}={max(1, ranks // split)}", f"--{SHARD}=1"]
+    given = dict(_arguments(words))
+    if SHARD in given and REPLICATE not in given:
+        return []
+    degrees = {REPLICATE: max(1, ranks // split), SHARD: 1}
+    return [f"--{key}={degree}" for key, degree in degrees.items() if key not in given]
 
 
-def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count: int) -> Iterator[Fault]:
-    """Rules of TorchTitan that are broken. ranks: of one replica group. count: the number of groups; their batches add up."""
+def broken(
+    config: Mapping[str, Any],
+    words: Sequence[str],
+    *,
+    ranks: int,
+    count: int,
+    ranks_per_node: int = 0,
+    batch_of_all: bool = True,
+) -> Iterator[Fault]:
+    """Rules of TorchTitan that are broken.
+
+    ranks: of one replica group, or of the one training. count: the number of groups. ranks_per_node: for the advice; 0: not known.
+    batch_of_all: the global batch is that of all groups together, as in TorchTitan's releases, and not that of one group.
+    """
     known = settings(config, words)
     degrees = [known[REPLICATE], *(known[key] for key in _SPLIT)]
     shard = known[SHARD] if known[SHARD] > 0 else ranks // prod(degrees)
@@ -105,11 +144,12 @@ def broken(config: Mapping[str, Any], words: Sequence[str], *, ranks: int, count
         shown = " x ".join(
             f"{key.removeprefix('parallelism.').removesuffix('_degree')} {known[key]}" for key in _degrees(known)
         )
-        problem = f"{shown or prod(degrees)} is not {ranks}, the number of ranks of a replica group"
-        yield Fault(key="parallelism", problem=problem, hint="[parallelism]\n       data_parallel_shard_degree = -1")
+        of_what = "a replica group" if count > 1 else "the training"
+        problem = f"{shown or prod(degrees)} is not {ranks}, the number of ranks of {of_what}"
+        yield Fault(key="parallelism", problem=problem, hint=_fitting(known, prod(degrees), count, ranks_per_node))
         return
     yield from _unable(config, words, known, shard=shard, count=count)
-    copies = known[REPLICATE] * shard * count
+    copies = known[REPLICATE] * shard * (count if batch_of_all else 1)
     if known[_GLOBAL] > 0 and known[_GLOBAL] % (known[_LOCAL] * copies):
         share = known[_LOCAL] * copies
         problem = (
@@ -136,8 +176,22 @@ def _unable(
         problem = (
             "TorchTitan averages the gradients of replica groups in FSDP's hooks, and a group without shards has none"
         )
-        hint = '[fault_tolerance]\n       semi_sync_method = "diloco"'
+        hint = (
+            "leave out the options of replica groups for one training over all nodes; for groups with an outer optimizer: "
+            'semi_sync_method = "diloco" in [fault_tolerance]'
+        )
         yield Fault(key=_METHOD, problem=problem, hint=hint)
+
+
+def _fitting(known: Mapping[str, int], least: int, count: int, ranks_per_node: int) -> str:
+    """Nodes for the degrees as they are, if whole nodes fit; else a degree that fits."""
+    wanted = least * max(1, known[SHARD])
+    if ranks_per_node and wanted % ranks_per_node == 0:
+        return f"--{'nodes-per-replica' if count > 1 else 'nodes'} {wanted // ranks_per_node}"
+    if known[SHARD] > 0:
+        return "[parallelism]\n       data_parallel_shard_degree = -1"
+    widest = max((REPLICATE, *_SPLIT), key=lambda key: known[key])
+    return f"[parallelism]\n       {widest.removeprefix('parallelism.')} = 1"
 
 
 def _degrees(known: Mapping[str, int]) -> list[str]:

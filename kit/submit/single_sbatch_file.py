@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import getpass
 import re
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from kit import config
 from kit.allocation import Allocation
 from kit.config import Resolved, Sources
-from kit.errors import ConfigError, Fault, UsageError
+from kit.errors import ConfigError, Fault
 from kit.files import untrusted_files
-from kit.frameworks import diloco, program_releases, torchtitan
+from kit.frameworks import diloco, program_releases, titan_file, torchtitan
+from kit.frameworks.titan_file import TitanFile
 from kit.planning.needed_modules import without_unused
 from kit.planning.plan import Plan, PlanFile, plan
 from kit.planning.sbatch_header import explained, header
@@ -29,10 +28,10 @@ from kit.render import render
 from kit.submit import prepare_run
 from kit.submit.prepare_run import Prepared
 
-LAUNCHER, CONFIG = "torchtitan", "config.toml"
+LAUNCHER = "torchtitan"
 # Slurm's own default. There is no job number yet, so no path of the run folder can contain one.
 _OUTPUT = "slurm-%j.out"
-_MAIL_TYPE = "END,FAIL"
+_MAIL_TYPE = "BEGIN,END,FAIL"
 # The command-line option for the key of a fault.
 _OPTIONS = {
     "name": "--job-name",
@@ -42,7 +41,11 @@ _OPTIONS = {
     "resources.time": "--time",
     "diloco.replicas_per_node": "--num-ft-replicas-per-node",
     "diloco.nodes_per_replica": "--nodes-per-replica",
+    "resources.memory": "--mem",
+    "slurm.account": "--account",
+    "slurm.partition": "--partition",
     "slurm.mail_user": "--mail-user",
+    "slurm.mail_type": "--mail-type",
     "slurm.output": "--output",
     "slurm.error": "--error",
 }
@@ -57,12 +60,16 @@ class Asked:
     nodes: int = 1
     gpus_per_node: int | None = None
     time: str | None = None
+    memory: str | None = None
+    account: str | None = None
+    partition: str | None = None
     use_ddp: bool = False
-    replicas_per_node: int = 1
-    nodes_per_replica: int = 1
+    replicas_per_node: int | None = None
+    nodes_per_replica: int | None = None
     extra_args: str = ""
     job_name: str | None = None
     mail_user: str | None = None
+    mail_type: str | None = None
     output: str | None = None
     error: str | None = None
 
@@ -74,10 +81,14 @@ def single_file(
     overrides: Sequence[str] = (),
     containers: bool = True,
     now: datetime | None = None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> str:
-    """The text of the sbatch file. ConfigError for everything that the cluster or TorchTitan would refuse."""
+    """The text of the sbatch file. ConfigError for everything that the cluster or TorchTitan would refuse.
+
+    say: gets one line about what the file trains.
+    """
     now = now or datetime.now(UTC)
-    text, titan = _read(asked.config_file)
+    titan = titan_file.read(asked.config_file, checkout=Path.cwd())
     here = Path.cwd() / "kit generate"
     try:
         resolved = resolve(asked, titan, here, cluster=cluster, overrides=overrides)
@@ -87,14 +98,29 @@ def single_file(
         if not error.faults:
             raise
         raise ConfigError.of(*map(_as_option, error.faults)) from None
-    mark = _mark(f"{text}{asked}")
+    say(_trains(prepared, asked))
+    mark = _mark(f"{titan.text}{asked}")
     made = _placed(prepared, mark)
     record = manifest.of(made, job_file=asked.config_file, user=getpass.getuser(), now=now, slurm_version="")
-    own = {CONFIG: text, "manifest.json": record.model_dump_json(indent=2) + "\n"}
+    own = {titan.name: titan.text, "manifest.json": record.model_dump_json(indent=2) + "\n"}
     return as_one_file(made, [*_copied(made), *(PlanFile(name=name, text=text) for name, text in own.items())], mark)
 
 
-def _checked(prepared: Prepared, asked: Asked, titan: Mapping[str, Any]) -> Resolved:
+def _trains(prepared: Prepared, asked: Asked) -> str:
+    """What the file trains, and what the other choice is called."""
+    allocation = prepared.plan.allocation
+    nodes = "1 node" if allocation.nodes == 1 else f"{allocation.nodes} nodes"
+    if prepared.resolved.job.shape == "replicas":
+        groups = diloco.groups_of(prepared.resolved.job, allocation)
+        each = f"{groups[0].world_size} rank{'s' if groups[0].world_size > 1 else ''}"
+        return f"{len(groups)} replica groups of {each} on {nodes}"
+    how = "a copy of the model on each" if asked.use_ddp else "sharded as the configuration says"
+    return (
+        f"one training of {allocation.world_size} ranks on {nodes}, {how}; replica groups: --num-ft-replicas-per-node"
+    )
+
+
+def _checked(prepared: Prepared, asked: Asked, titan: TitanFile) -> Resolved:
     made, lock = prepared.resolved, prepared.plan.decisions.pins.own.lock
     packages = lock.packages.pip if lock else {}
     release = program_releases.installed(made.job, made.launcher.releases, packages) if made.launcher.releases else None
@@ -103,7 +129,7 @@ def _checked(prepared: Prepared, asked: Asked, titan: Mapping[str, Any]) -> Reso
 
 def _as_option(fault: Fault) -> Fault:
     """Change a fault of a job's key to one of the option that sets it."""
-    option = _OPTIONS.get(fault.key)
+    option = "--extra-args" if fault.key.startswith("args[") else _OPTIONS.get(fault.key)
     if option is None:
         return fault
     value = re.fullmatch(r'[a-z_]+ = "?([^"]*)"?', fault.hint)
@@ -111,7 +137,7 @@ def _as_option(fault: Fault) -> Fault:
 
 
 def resolve(
-    asked: Asked, titan: Mapping[str, Any], here: Path, *, cluster: str | None, overrides: Sequence[str] = ()
+    asked: Asked, titan: TitanFile, here: Path, *, cluster: str | None, overrides: Sequence[str] = ()
 ) -> Resolved:
     """The job that the options describe. here: a path that names the job in faults; relative paths start in its folder."""
     sources = config.job_of(_job(asked, titan), here, cluster=cluster, overrides=overrides)
@@ -119,22 +145,26 @@ def resolve(
 
 
 def completed(
-    resolved: Resolved, allocation: Allocation, asked: Asked, titan: Mapping[str, Any], *, release: str | None
+    resolved: Resolved, allocation: Allocation, asked: Asked, titan: TitanFile, *, release: str | None
 ) -> Resolved:
     """The job with arguments for DDP, if that is asked for. release: of TorchTitan, if it is known.
 
     ConfigError if TorchTitan would refuse it.
     """
     job = resolved.job
-    ranks, count = allocation.world_size, 1
-    if not asked.use_ddp:
+    ranks, count, each = allocation.world_size, 1, allocation.world_size // allocation.nodes
+    if job.shape == "replicas":
         groups = diloco.groups_of(job, allocation)
         ranks, count = groups[0].world_size, len(groups)
-    words = [*(torchtitan.plain_ddp(titan, job.args, ranks) if asked.use_ddp else []), *job.args]
+    words = [*(torchtitan.plain_ddp(titan.table, job.args, ranks) if asked.use_ddp else []), *job.args]
+    # A fork's batch is that of one group.
+    batch_of_all = not titan.is_python
+    faults = [
+        *torchtitan.broken(titan.table, words, ranks=ranks, count=count, ranks_per_node=each, batch_of_all=batch_of_all)
+    ]
     releases = resolved.launcher.releases
-    faults = [*torchtitan.broken(titan, words, ranks=ranks, count=count)]
-    if releases:
-        faults += program_releases.misspelt(job, releases, titan, release=release)
+    if releases and not titan.is_python:
+        faults += program_releases.misspelt(job, releases, titan.table, release=release)
     if faults:
         raise ConfigError.of(*faults, file=config.shown(asked.config_file))
     return replace(resolved, job=job.model_copy(update={"args": tuple(words)}))
@@ -160,36 +190,36 @@ def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
     )
 
 
-def _read(path: Path) -> tuple[str, config.Table]:
-    """TorchTitan's file, as text that ends with a newline, and as a table."""
-    titan = config.load_toml(path)
-    return untrusted_files.read_text(path).rstrip("\n") + "\n", titan
-
-
-def _job(asked: Asked, titan: Mapping[str, Any]) -> config.Table:
+def _job(asked: Asked, titan: TitanFile) -> config.Table:
     """The job file that the options describe."""
-    groups = {"replicas_per_node": asked.replicas_per_node, "nodes_per_replica": asked.nodes_per_replica}
-    resources = {"nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node, "time": asked.time}
-    slurm = {"mail_user": asked.mail_user, "output": asked.output, "error": asked.error}
+    args = titan_file.arguments(titan, asked.extra_args)
+    groups = _groups(asked)
+    mode = titan_file.mode(titan, args, use_ddp=asked.use_ddp, groups_asked=bool(groups))
+    resources = {"nodes": asked.nodes, "gpus_per_node": asked.gpus_per_node, "time": asked.time, "memory": asked.memory}
+    slurm = {"account": asked.account, "partition": asked.partition, "mail_user": asked.mail_user}
+    slurm |= {"mail_type": asked.mail_type, "output": asked.output, "error": asked.error}
     # TorchTitan v0.2.1 moved it.
-    seeds = [table["seed"] for table in (titan.get("debug"), titan.get("training")) if table and "seed" in table]
+    tables = (titan.table.get("debug"), titan.table.get("training"))
+    seeds = [table["seed"] for table in tables if isinstance(table, Mapping) and table.get("seed") is not None]
     return {
         "name": asked.job_name or _name(asked.config_file),
         "launcher": LAUNCHER,
-        "args": _words(asked.extra_args),
+        "args": args,
         "resources": {key: value for key, value in resources.items() if value is not None},
         "slurm": {key: value for key, value in slurm.items() if value is not None},
-        **({"shape": "torchrun"} if asked.use_ddp else {"shape": "replicas", "diloco": groups}),
+        **({"shape": "replicas", "diloco": groups} if mode == "groups" else {"shape": "torchrun"}),
         **({"qos": asked.qos} if asked.qos else {}),
         **({"seed": seeds[0]} if seeds else {}),
     }
 
 
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError as error:
-        raise UsageError(f"--extra-args {text!r}: {error}", hint="quote it as for a shell") from None
+def _groups(asked: Asked) -> dict[str, int]:
+    """The options of replica groups that were given. A group over several nodes has all GPUs of each."""
+    nodes = asked.nodes_per_replica
+    if nodes is not None and nodes > 1:
+        return {"replicas_per_node": 1, "nodes_per_replica": nodes}
+    own = {} if asked.replicas_per_node is None else {"replicas_per_node": asked.replicas_per_node}
+    return own | ({} if nodes is None else {"nodes_per_replica": nodes})
 
 
 def _name(file: Path) -> str:
@@ -199,11 +229,20 @@ def _name(file: Path) -> str:
 
 def _with_defaults(sources: Sources) -> Sources:
     """The sources with values that a single file needs, and that neither the options nor the cluster set."""
-    slurm = sources.merged().get("slurm", {})
+    merged = sources.merged()
+    slurm = merged.get("slurm", {})
     missing = {} if slurm.get("output") else {"output": _OUTPUT}
     if slurm.get("mail_user") and not slurm.get("mail_type"):
         missing["mail_type"] = _MAIL_TYPE
-    return replace(sources, files=(*sources.files, ({"slurm": missing}, sources.files[-1][1])))
+    groups, asked = merged.get("diloco"), merged.get("resources", {}).get("gpus_per_node")
+    gpus = asked if isinstance(asked, int) else sources.place.node.gpus
+    number = (
+        {}
+        if groups is None or "replicas_per_node" in groups
+        else {"replicas_per_node": titan_file.groups_per_node(gpus)}
+    )
+    added = {"slurm": missing, **({"diloco": number} if number else {})}
+    return replace(sources, files=(*sources.files, (added, sources.files[-1][1])))
 
 
 def _mark(text: str) -> str:

@@ -14,6 +14,7 @@ import importlib
 import io
 import json
 import pkgutil
+import re
 import subprocess
 import sys
 import typing
@@ -26,10 +27,12 @@ HEAD = """\
 # TorchTitan's options, and the releases that have them: what their own configuration classes say, by
 # `python tests/foreign/torchtitan.py options FOLDER…`. kit/frameworks/program_releases.py reads it.
 # value: takes one. switch: --x, and --no-x for false. module: releases in which it is there only with the module of groups chosen.
+# kind: the annotation of an option, where all releases have the same and the kit checks values by it.
 # choose: options that name a module of options. groups: the one that all of [module] is in.
 # open: releases in which a configuration may bring options of its own.
 """
 CHOOSE = ["job.custom_config_module", "experimental.custom_args_module"]
+CHECKED = re.compile(r"(int|float|list\[str\]|Literal\[.*\])( \| None)?$")
 GROUPS = "torchtitan.components.ft.config.job_config"
 
 
@@ -71,11 +74,12 @@ def made_configurations(package: Path) -> Iterator[Any]:
 
 def of_one(folder: Path) -> dict[str, Any]:
     """The options of one release, by kind."""
-    found: dict[str, Any] = {"value": set(), "switch": set(), "module": []}
+    found: dict[str, Any] = {"value": set(), "switch": set(), "module": [], "kind": {}}
     for made in made_configurations(folder / "torchtitan"):
         for name, kind, _ in flat(type(made), made):
             if not name.startswith("model_spec."):
                 found["switch" if kind is bool else "value"].add(name)
+                found["kind"][name] = shown(kind)
     with contextlib.suppress(ImportError):
         extended = importlib.import_module(GROUPS).JobConfig()
         for name, kind, _ in flat(type(extended), extended):
@@ -85,11 +89,17 @@ def of_one(folder: Path) -> dict[str, Any]:
     return {**found, "value": sorted(found["value"]), "switch": sorted(found["switch"])}
 
 
+def shown(kind: Any) -> str:
+    """An annotation as its file writes it."""
+    return kind.__name__ if isinstance(kind, type) and not typing.get_args(kind) else str(kind).replace("typing.", "")
+
+
 def options(folders: list[str]) -> str:
     """All releases in one table."""
     import tomli_w
 
     content: dict[str, Any] = {"choose": CHOOSE, "groups": GROUPS, "open": [], "value": {}, "switch": {}, "module": {}}
+    kinds: dict[str, set[str]] = {}
     for folder in map(Path, folders):
         argv = [sys.executable, __file__, "of-one", str(folder)]
         said = json.loads(subprocess.run(argv, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
@@ -98,10 +108,17 @@ def options(folders: list[str]) -> str:
         for kind in ("value", "switch"):
             for option in said[kind]:
                 content[kind][option] = f"{content[kind].get(option, '')} {name}".strip()
+        for option, kind in said["kind"].items():
+            kinds.setdefault(option, set()).add(kind)
         for option in said["module"]:
             content["module"][option] = f"{content['module'].get(option, '')} {name}".strip()
     content["open"] = [name for name in content["open"] if not name.startswith("0.1.")]
     tables = {kind: dict(sorted(content[kind].items())) for kind in ("value", "switch", "module")}
+    tables["kind"] = {
+        option: found.pop()
+        for option, found in sorted(kinds.items())
+        if len(found) == 1 and CHECKED.match(next(iter(found)))
+    }
     return HEAD + tomli_w.dumps({**content, **tables})
 
 

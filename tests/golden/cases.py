@@ -9,9 +9,9 @@ import re
 import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from kit import config
+from kit.frameworks.titan_file import TitanFile
 from kit.planning.plan import Plan, PlanFile, plan
 from kit.submit import single_sbatch_file
 from kit.submit.single_sbatch_file import Asked
@@ -183,7 +183,11 @@ class Single:
 
 LLAMA = Path("llama3.toml")
 # What TorchTitan reads, as far as the kit does.
-TITAN: dict[str, Any] = {"training": {"local_batch_size": 4, "seed": 7}, "parallelism": {"context_parallel_degree": 2}}
+TITAN = TitanFile(
+    path=LLAMA,
+    text="[training]\nlocal_batch_size = 4\nseed = 7\n",
+    table={"training": {"local_batch_size": 4, "seed": 7}, "parallelism": {"context_parallel_degree": 2}},
+)
 SINGLES = (
     Single(
         name="generate-ddp",
@@ -226,7 +230,7 @@ def planned_single(case: Single) -> Plan:
 
 def single(case: Single) -> str:
     """The file of a case."""
-    config_file = PlanFile(name=single_sbatch_file.CONFIG, text="[training]\nlocal_batch_size = 4\nseed = 7\n")
+    config_file = PlanFile(name=TITAN.name, text=TITAN.text)
     return single_sbatch_file.as_one_file(planned_single(case), [config_file], MARK)
 
 

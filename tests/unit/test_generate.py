@@ -71,7 +71,7 @@ def test_the_options_are_in_the_header(tmp_path: Path) -> None:
         "--ntasks-per-node=1",
         "--cpus-per-task=4",
     ]
-    assert {"--time=30", "--gpus-per-node=2", "--mail-user=a@b.org", "--mail-type=END,FAIL"} <= set(header(text))
+    assert {"--time=30", "--gpus-per-node=2", "--mail-user=a@b.org", "--mail-type=BEGIN,END,FAIL"} <= set(header(text))
     assert f"--output={tmp_path}/slurm-%j.out" in header(text), "as Slurm does when nobody says where"
     assert f"--error={tmp_path}/e/%j.err" in header(text)
     assert header(made(use_ddp=True))[0] == "--job-name=llama3-8b"
@@ -106,7 +106,11 @@ def test_ddp_copies_the_model_on_every_rank_and_extra_arguments_win() -> None:
 
 @pytest.mark.parametrize(
     ("options", "quorum"),
-    [({"nodes": 1}, 1), ({"nodes": 1, "replicas_per_node": 2}, 2), ({"nodes": 4, "nodes_per_replica": 2}, 2)],
+    [
+        ({"nodes": 1, "replicas_per_node": 1}, 1),
+        ({"nodes": 1, "replicas_per_node": 2}, 2),
+        ({"nodes": 4, "nodes_per_replica": 2}, 2),
+    ],
 )
 def test_groups_are_told_what_a_quorum_needs(options: dict[str, Any], quorum: int) -> None:
     assert job_arguments(made(**options), "roles/replica-0/program.sh") == [
@@ -165,7 +169,7 @@ def test_groups_are_told_what_a_quorum_needs(options: dict[str, Any], quorum: in
         (
             {"extra_args": "--parallelism.tensor-parallel-degree 3"},
             "",
-            "tensor_parallel 3 is not 4, the number of ranks of a replica group",
+            "tensor_parallel 3 is not 4, the number of ranks of the training",
         ),
         ({"extra_args": "--a 'b"}, "", "No closing quotation"),
         ({}, "[training\n", "not valid TOML"),
@@ -210,7 +214,10 @@ def test_how_groups_average_is_said_in_titans_own_file() -> None:
     Path("x.toml").write_text("")
     with pytest.raises(ConfigError, match=r"(?s)diloco.sync_every: .*\[fault_tolerance\]"):
         single_file(
-            Asked(config_file=Path("x.toml")), cluster="here", containers=False, overrides=["diloco.sync_every=8"]
+            Asked(config_file=Path("x.toml"), replicas_per_node=2),
+            cluster="here",
+            containers=False,
+            overrides=["diloco.sync_every=8"],
         )
 
 

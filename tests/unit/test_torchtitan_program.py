@@ -31,6 +31,7 @@ OUTLINES = {
         "experiments/ft/train.py": SAYS,
     },
     "0.3.0": {"config/manager.py": "", "train.py": SAYS},
+    "fork": {"config_manager.py": "from mmengine.config import Config\n", "train.py": SAYS},
 }
 
 
@@ -129,3 +130,19 @@ def test_a_torch_for_gpus_that_finds_none_is_left_alone(tmp_path: Path) -> None:
     done = run(tmp_path, "v0.2.2", "--training.steps=3")
     assert done.returncode == 0, done.stderr
     assert "runs on the CPU" not in done.stderr
+
+
+def test_a_python_configuration_of_the_run_folder_for_a_fork_that_reads_it(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    run_dir.mkdir()
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "own").mkdir()
+    (run_dir / "config.py").write_text("training = {'steps': 3}\n")
+    refused = run(tmp_path / "theirs", "v0.1.0", KIT_RUN_DIR=str(run_dir))
+    assert refused.returncode == 1
+    assert f"{run_dir}/config.py is a Python file" in refused.stderr
+    said = run(tmp_path / "own", "fork", "--cfg_options", "training.steps=3", KIT_RUN_DIR=str(run_dir)).stdout
+    assert said == (
+        f"torchtitan.train --job.config_file {run_dir}/config.py --job.dump_folder={run_dir}/outputs "
+        "--cfg_options training.steps=3"
+    )
