@@ -6,8 +6,7 @@ All arguments are TorchTitan's own and are passed on unchanged. They come after 
 
     TORCHTITAN           the checkout; without it the installed package, /opt/torchtitan, then the working folder
     TORCHTITAN_MODULE    the module to run; without it the module that trains in the release that is there
-    KIT_RUN_DIR          its config.toml, or config.py for a fork that reads Python, is the configuration where no argument names
-                         one; its outputs/ gets the output
+    KIT_RUN_DIR          its config.py or config.toml is the configuration where no argument names one; its outputs/ gets the output
     KIT_SEED             the seed of all ranks
     REPLICA_GROUP_ID, NUM_REPLICA_GROUPS
                          this replica group, and how many there are; torchft then averages over them
@@ -105,22 +104,6 @@ def chosen_outputs(release: Release, arguments: list[str]) -> bool:
     return str(job.get("dump_folder", "")).startswith("/")
 
 
-def configuration(run: Path) -> Path:
-    """The configuration in the run folder: config.py if `kit generate` got a Python file, else config.toml."""
-    return run / "config.py" if (run / "config.py").is_file() else run / "config.toml"
-
-
-def refuse_python(package: Path, arguments: list[str]) -> None:
-    """End with the reason if the configuration is a Python file and this TorchTitan reads only TOML."""
-    file = value(arguments, CONFIG)
-    manager = package / "config_manager.py"
-    reads = manager.is_file() and "mmengine" in manager.read_text(encoding="utf-8")
-    if file and file.endswith(".py") and not reads:
-        raise SystemExit(
-            f"{file} is a Python file, and the TorchTitan in {package} reads TOML; forks with mmengine read Python"
-        )
-
-
 def added(release: Release, arguments: list[str]) -> list[str]:
     """The environment's values for this run, as arguments of this release."""
     words = []
@@ -132,7 +115,8 @@ def added(release: Release, arguments: list[str]) -> list[str]:
                 '["--module", "llama3", "--config", "llama3_8b"]; or use v0.2.2'
             )
     elif value(arguments, release.config) is None and run:
-        words += [release.config, str(configuration(Path(run)))]
+        python = Path(run) / "config.py"  # for a fork that reads Python
+        words += [release.config, str(python if python.is_file() else python.with_suffix(".toml"))]
     if run and not chosen_outputs(release, [*words, *arguments]):
         # With a folder relative to the working folder, two runs would continue from each other's checkpoints.
         words.append(f"{release.outputs}={Path(run) / 'outputs'}")
@@ -184,7 +168,9 @@ def main() -> None:
     module = module_of(release)
     # Before TorchTitan is imported: its parser reads sys.argv when its module is imported, not when it is called.
     sys.argv[1:] = [*added(release, sys.argv[1:]), *sys.argv[1:]]
-    refuse_python(package, sys.argv[1:])
+    file, parser = value(sys.argv[1:], CONFIG) or "", package / "config_manager.py"
+    if file.endswith(".py") and not (parser.is_file() and "mmengine" in parser.read_text(encoding="utf-8")):
+        raise SystemExit(f"{file} is a Python file, and the TorchTitan in {package} reads TOML; forks with mmengine read Python")
     on_cpus()  # before find_spec, which imports the package
     if importlib.util.find_spec(module) is None:
         raise SystemExit(f"TorchTitan {release.name} has no module {module}; TORCHTITAN_MODULE names another")
