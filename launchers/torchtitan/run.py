@@ -170,7 +170,7 @@ def main() -> None:
     sys.argv[1:] = [*added(release, sys.argv[1:]), *sys.argv[1:]]
     file, parser = value(sys.argv[1:], CONFIG) or "", package / "config_manager.py"
     if file.endswith(".py") and not (parser.is_file() and "mmengine" in parser.read_text(encoding="utf-8")):
-        raise SystemExit(f"{file} is a Python file, and the TorchTitan in {package} reads TOML; forks with mmengine read Python")
+        raise SystemExit(f"{file} is a Python file; this TorchTitan reads TOML, and forks with mmengine read Python")
     on_cpus()  # before find_spec, which imports the package
     if importlib.util.find_spec(module) is None:
         raise SystemExit(f"TorchTitan {release.name} has no module {module}; TORCHTITAN_MODULE names another")
