@@ -11,6 +11,7 @@ from typing import Any, Literal
 from kit import config
 from kit.config.toml_file import check_values
 from kit.errors import ConfigError, Fault, UsageError
+from kit.files import untrusted_files
 from kit.frameworks import literal_python, program_releases, titan_checkout, titan_words, torchtitan
 from kit.frameworks.titan_words import Known
 
@@ -47,7 +48,7 @@ def read(path: Path, *, checkout: Path) -> TitanFile:
         check_values(table, config.shown(path))
         options = titan_checkout.options(checkout)
     else:
-        table, text, options = config.load_toml(path), path.read_text(encoding="utf-8"), {}
+        table, text, options = config.load_toml(path), untrusted_files.read_text(path), {}
     whole = text.rstrip("\n") + "\n"
     return TitanFile(path=path, text=whole, table=table, is_python=path.suffix == ".py", checkout=options)
 
