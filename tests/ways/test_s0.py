@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import os
 import shlex
-import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from kit import shell
+from kit import cli
+from kit.errors import KitError
 from kit.planning.sbatch_header import header
-from kit.shell import Completed
-from tests.support import REPO
 from tests.unit.test_generate import embedded, job_arguments
 
 CLUSTER = """
@@ -73,13 +72,25 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def typed(line: str) -> Completed:
-    """What `kit generate` makes of the generator's words."""
-    argv = ["generate", "--cluster", "here", "--no-container", *shlex.split(line)]
-    return shell.run([sys.executable, "-m", "kit", *argv], env={**os.environ, "PYTHONPATH": str(REPO)}, check=False)
+@dataclass(frozen=True)
+class Typed:
+    """What a command did."""
+
+    returncode: int
+    stdout: str
+    stderr: str
 
 
-def words(done: Completed, program: str = "program.sh") -> list[str]:
+def typed(line: str) -> Typed:
+    """What `kit generate` makes of the generator's words, in this process: a new one for each line would take a minute."""
+    done = CliRunner().invoke(cli.app, ["generate", "--cluster", "here", "--no-container", *shlex.split(line)])
+    if isinstance(done.exception, KitError):
+        return Typed(done.exception.exit_code, done.stdout, f"{done.exception}\n  try: {done.exception.hint}")
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return Typed(done.exit_code, done.stdout, done.stderr)
+
+
+def words(done: Typed, program: str = "program.sh") -> list[str]:
     """What the program is started with."""
     assert done.returncode == 0, done.stderr
     return [shlex.split(word)[0] for word in job_arguments(done.stdout, program)]
