@@ -115,17 +115,6 @@ FILE = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nsteps = 70\nlocal_b
             | {"parallelism.data_parallel_shard_degree": 1, "model.flavor": "8B", "training.local_batch_size": 2},
         ),
         (
-            {
-                "nodes": 2,
-                "extra_args": "training.steps=9 model.converters=[float8,mx] training.dataset_path=none "
-                "metrics.enable_wandb=True optimizer.lr=3e-4",
-            },
-            "program.sh",
-            {},
-            {"training.steps": 9, "model.converters": ["float8", "mx"], "metrics.enable_wandb": True}
-            | {"optimizer.lr": 3e-4, "training.dataset_path": None, "parallelism.data_parallel_shard_degree": -1},
-        ),
-        (
             {"nodes": 2, "replicas_per_node": 2},
             "roles/replica-0/program.sh",
             {"REPLICA_GROUP_ID": "1", "NUM_REPLICA_GROUPS": "4"},
@@ -139,7 +128,7 @@ FILE = '[model]\nname = "llama3"\nflavor = "8B"\n[training]\nsteps = 70\nlocal_b
             {"fault_tolerance.enable": True, "fault_tolerance.replica_id": 0, "fault_tolerance.group_size": 2},
         ),
     ],
-    ids=["ddp", "one training", "groups in nodes", "groups over nodes"],
+    ids=["ddp", "groups in nodes", "groups over nodes"],
 )
 def test_generate(
     place: Path, case: tuple[dict[str, Any], str, dict[str, str], dict[str, Any]], project: Path, ask: Ask
