@@ -47,7 +47,7 @@ faults: ## the whole fault matrix: every fault in every start shape and containe
 		tests/cluster/test_prolog.py tests/cluster/test_fresh_nodes.py \
 		--numprocesses $(WORKERS) --dist worksteal $(ARGS)
 
-own-python: setup ## the unit tests of images on /usr/bin/python3, where .venv has another Python (pyenv, uv)
+own-python: setup ## the oldest Pythons: unit tests of images on /usr/bin/python3, what runs beside ranks (templates/kit_node) on 3.8
 	@scripts/own_python.sh $(ARGS)
 
 matrix: ## all cluster tests, and the unit tests of images, on Debian's other suites (SUITES="trixie sid"), each with its own Slurm and Python; root only
@@ -148,5 +148,5 @@ submit: ## kit submit JOB=folder-or-file CLUSTER=name
 
 clean: ## take the local cluster down; remove runs, caches and .venv. Images stay: kit prune-images
 	@if [ -x $(KIT) ]; then $(KIT) cluster down; fi
-	@rm -rf runs .venv .train-venv .foreign-venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	@rm -rf runs .venv .train-venv .foreign-venv .node-venv .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +

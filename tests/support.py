@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from pathlib import Path
 
 from kit import config, render
@@ -14,6 +16,8 @@ REPO = Path(__file__).parent.parent
 
 # The Python that runs beside ranks.
 NODE = REPO / "templates" / "kit_node"
+# scripts/own_python.sh names the oldest that it promises.
+NODE_PYTHON = os.environ.get("KIT_NODE_PYTHON", sys.executable)
 
 
 def write_libraries(run_dir: Path) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.support import REPO
+from tests.support import NODE, NODE_PYTHON
 
-NODE = REPO / "templates" / "kit_node"
 TIMEOUT_S = 120
 
 
@@ -34,11 +32,11 @@ class Warm:
     def serve(self, modules: str, *program: str, orders: bool = False, **env: str) -> subprocess.Popen[bytes]:
         """orders: it takes orders and reports, as from the batch script."""
         words = [
-            sys.executable,
+            NODE_PYTHON,
             str(NODE / "warm_ranks.py"),
             self.name,
             modules,
-            sys.executable,
+            NODE_PYTHON,
             *(program or ("p.py",)),
         ]
         with (self.folder / "server").open("w") as log:
@@ -73,7 +71,7 @@ class Warm:
 
     def words(self, *program: str, warm: bool = True) -> list[str]:
         client = ["-I", "-S", str(NODE / "warm_client.py"), self.name, "20", str(os.getpid())] if warm else []
-        return [sys.executable, *client, *([sys.executable] if warm else []), *program]
+        return [NODE_PYTHON, *client, *([NODE_PYTHON] if warm else []), *program]
 
     def start(self, *program: str, warm: bool = True, out: str = "out", **env: str) -> subprocess.Popen[str]:
         """A rank. Its output goes to the file `out`, its messages to err."""

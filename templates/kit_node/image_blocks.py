@@ -4,9 +4,14 @@ A list of blocks is a text: a first line with its format, the image's sha256, it
 the sha256 of each block. kit/images/block_list.py writes the same form. Works with any Python from 3.8.
 """
 
+from __future__ import annotations
+
 import hashlib
 import os
+from typing import Union
 
+# What a block's bytes come in.
+Bytes = Union[bytes, bytearray, memoryview]
 FORMAT = "kit-blocks-1"
 SUFFIX = ".blocks"
 # At most this many blocks in a list, and the least bytes of one.
@@ -17,32 +22,32 @@ _PIECE = 1 << 20
 class BlockList:
     """The blocks of one image. sha256: of all its bytes, in hex. digests: of each block, in hex."""
 
-    def __init__(self, sha256, size, block, digests):
+    def __init__(self, sha256: str, size: int, block: int, digests: list[str]) -> None:
         self.sha256, self.size, self.block, self.digests = sha256, size, block, digests
 
     @property
-    def count(self):
+    def count(self) -> int:
         """The number of blocks."""
         return len(self.digests)
 
-    def offset(self, index):
+    def offset(self, index: int) -> int:
         """Where a block begins."""
         return index * self.block
 
-    def length(self, index):
+    def length(self, index: int) -> int:
         """The bytes of a block; the last may be shorter."""
         return min(self.block, self.size - index * self.block)
 
-    def fits(self, index, content):
+    def fits(self, index: int, content: Bytes) -> bool:
         """Whether these are the bytes of that block."""
         return hashlib.sha256(content).hexdigest() == self.digests[index]
 
-    def text(self):
+    def text(self) -> str:
         """The list as it is stored and sent."""
         return "\n".join([f"{FORMAT} {self.sha256} {self.size} {self.block}", *self.digests, ""])
 
 
-def parse(text, sha256):
+def parse(text: str, sha256: str) -> BlockList | None:
     """The list in a text, or None if it is not a whole list of this image."""
     head, _, body = text.partition("\n")
     words, digests = head.split(" "), body.split()
@@ -54,7 +59,7 @@ def parse(text, sha256):
     return BlockList(sha256, size, block, digests)
 
 
-def block_bytes(size):
+def block_bytes(size: int) -> int:
     """The bytes of a block of an image of this size: a power of two."""
     block = _LEAST_BYTES
     while block * _MOST_BLOCKS < size:
@@ -62,11 +67,12 @@ def block_bytes(size):
     return block
 
 
-def make(source, copy=None):
+def make(source: int, copy: int | None = None) -> BlockList:
     """Read an image once, and list its blocks. source, copy: descriptors; copy, if given, gets the same bytes."""
     size = os.fstat(source).st_size
     block = block_bytes(size)
-    whole, digests = hashlib.sha256(), []
+    whole = hashlib.sha256()
+    digests: list[str] = []
     for offset in range(0, size, block):
         content = read_at(source, offset, min(block, size - offset))
         whole.update(content)
@@ -76,7 +82,7 @@ def make(source, copy=None):
     return BlockList(whole.hexdigest(), size, block, digests)
 
 
-def good_prefix(handle, blocks):
+def good_prefix(handle: int, blocks: BlockList) -> int:
     """How many blocks at the beginning of a file are right."""
     for index in range(blocks.count):
         content = os.pread(handle, blocks.length(index), blocks.offset(index))
@@ -85,7 +91,7 @@ def good_prefix(handle, blocks):
     return blocks.count
 
 
-def read_at(handle, offset, length):
+def read_at(handle: int, offset: int, length: int) -> bytearray:
     """Exactly these bytes of a file. EOFError when it ends before."""
     content = bytearray()
     while len(content) < length:
@@ -96,7 +102,7 @@ def read_at(handle, offset, length):
     return content
 
 
-def write_at(handle, offset, content):
+def write_at(handle: int, offset: int, content: Bytes) -> None:
     """Write all of these bytes at an offset."""
     view = memoryview(content)
     while view:

@@ -6,6 +6,8 @@ cannot be reached, sends nothing any more: it takes its blocks from the end of t
 Works with any Python from 3.8.
 """
 
+from __future__ import annotations
+
 STORE = "the image store"
 # Seconds over which a rate is measured.
 WINDOW_S = 4.0
@@ -19,39 +21,40 @@ _SLOW = 0.5
 class Member:
     """A node in the chain. have: its good blocks from the beginning. sends: whether others may take from it."""
 
-    def __init__(self, name, have, now):
+    def __init__(self, name: str, have: int, now: float) -> None:
         self.name, self.have, self.seen = name, have, now
         self.sends, self.reads_store = True, True
-        self.source = None
+        self.source: str | None = None
         # The beginning of the present measurement, and where the node was slow.
         self.since, self.had = now, have
-        self.rate, self.slow_at = None, None
+        self.rate: float | None = None
+        self.slow_at: str | None = None
 
 
 class Chain:
     """The chain of one image of so many blocks."""
 
-    def __init__(self, blocks):
+    def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self._order = []
-        self._by_name = {}
-        self._failures = {}
+        self._order: list[Member] = []
+        self._by_name: dict[str, Member] = {}
+        self._failures: dict[str, int] = {}
         self._trials = 0
 
     @property
-    def members(self):
+    def members(self) -> list[Member]:
         """All nodes, in the order of the chain."""
         return list(self._order)
 
-    def find(self, name):
+    def find(self, name: str | None) -> Member | None:
         """The member of this name, or None."""
-        return self._by_name.get(name)
+        return None if name is None else self._by_name.get(name)
 
-    def complete(self, member):
+    def complete(self, member: Member) -> bool:
         """Whether a node has every block."""
         return member.have >= self.blocks
 
-    def join(self, name, have, now):
+    def join(self, name: str, have: int, now: float) -> None:
         """Take in a node: behind those that have as many blocks, before those that have fewer."""
         self.leave(name, now)
         place = next((i for i, one in enumerate(self._order) if one.have < have or not one.sends), len(self._order))
@@ -59,19 +62,19 @@ class Chain:
         self._order.insert(place, self._by_name[name])
         self._link(now)
 
-    def leave(self, name, now):
+    def leave(self, name: str, now: float) -> None:
         """Take out a node that is gone or has failed."""
         self._order = [one for one in self._order if one.name != name]
         self._by_name.pop(name, None)
         self._link(now)
 
-    def progress(self, name, have, now):
+    def progress(self, name: str, have: int, now: float) -> None:
         """A node's report of its good blocks."""
         member = self.find(name)
         if member is not None:
             member.have, member.seen = have, now
 
-    def lost(self, name, source, now):
+    def lost(self, name: str, source: str, now: float) -> bool:
         """A node could not take from its source. Returns True when that source is passed by: at the second time, or the store."""
         member, giver = self.find(name), self.find(source)
         if member is None or member.source != source:
@@ -86,17 +89,17 @@ class Chain:
         self._silence(giver, now)
         return True
 
-    def distrust(self, source, now):
+    def distrust(self, source: str, now: float) -> None:
         """A node sent a wrong block: nobody takes from it any more."""
         giver = self.find(source)
         if giver is not None:
             self._silence(giver, now)
 
-    def sources(self):
+    def sources(self) -> dict[str, str | None]:
         """Name -> its source: STORE, another name, or None for a node that is complete or has no source left."""
         return {one.name: one.source for one in self._order}
 
-    def judge(self, now):
+    def judge(self, now: float) -> tuple[str, str] | None:
         """Measure, and pass by one node that holds the others back. Returns (its name, why), or None."""
         for member in self._order:
             self._measure(member, now)
@@ -106,7 +109,7 @@ class Chain:
                 return self._pass_by(member, giver, now)
         return self._try_another(now)
 
-    def _measure(self, member, now):
+    def _measure(self, member: Member, now: float) -> None:
         """Update a node's rate, in blocks a second, once in a window."""
         if member.source is None or self.complete(member):
             member.rate, member.since, member.had = None, now, member.have
@@ -114,7 +117,7 @@ class Chain:
             member.rate = (member.have - member.had) / (now - member.since)
             member.since, member.had = now, member.have
 
-    def _holds_back(self, member, giver):
+    def _holds_back(self, member: Member, giver: Member) -> bool:
         """Whether others wait for this node, which takes less than its source gets. All may be slow at times, so rates of the same
         time are compared.
         """
@@ -122,10 +125,10 @@ class Chain:
             return False
         return giver.have - member.have > max(8, self.blocks // 50) and member.rate < _SLOW * giver.rate
 
-    def _awaited(self, member):
+    def _awaited(self, member: Member) -> bool:
         return any(one.source == member.name and not self.complete(one) for one in self._order)
 
-    def _pass_by(self, member, giver, now):
+    def _pass_by(self, member: Member, giver: Member, now: float) -> tuple[str, str]:
         """Silence a slow node; or its source, if another node was slow there, too."""
         before = next((one for one in self._order if one.slow_at == giver.name and one is not member), None)
         if before is not None:
@@ -138,13 +141,13 @@ class Chain:
         self._silence(member, now)
         return member.name, why
 
-    def _try_another(self, now):
+    def _try_another(self, now: float) -> tuple[str, str] | None:
         """The first node has nobody to be compared with. If the rest takes long, another one tries, once; then another source."""
-        first = next((one for one in self._order if one.rate is not None), None)
+        first, rate = next(((one, one.rate) for one in self._order if one.rate is not None), (None, 0.0))
         if first is None or self._trials == _MOST_TRIALS or not self._awaited(first):
             return None
         giver = self.find(first.source)
-        if (giver is not None and not self.complete(giver)) or self.blocks - first.have < _LONG_S * first.rate:
+        if (giver is not None and not self.complete(giver)) or self.blocks - first.have < _LONG_S * rate:
             return None
         self._trials += 1
         if self._trials == 1:
@@ -155,18 +158,18 @@ class Chain:
         self._silence(giver, now)
         return giver.name, "another source may be faster"
 
-    def _silence(self, member, now):
+    def _silence(self, member: Member, now: float) -> None:
         member.sends = False
         self._to_end(member, now)
 
-    def _to_end(self, member, now):
+    def _to_end(self, member: Member, now: float) -> None:
         """Move a node behind those that send; one that does not send, behind all."""
         self._order.remove(member)
         place = sum(one.sends for one in self._order) if member.sends else len(self._order)
         self._order.insert(place, member)
         self._link(now)
 
-    def _link(self, now):
+    def _link(self, now: float) -> None:
         """Give each node its source. A node whose source changes is measured anew."""
         able = [one for one in self._order if one.reads_store and not self.complete(one)]
         reader = next((one for one in able if one.sends), able[0] if able else None)

@@ -8,6 +8,8 @@ nodes do. At the end it writes SUMMARY, in lines of a key and a value, for the b
 of STORED or have failed, at TERM, or when the batch script is gone. Works with any Python from 3.8.
 """
 
+from __future__ import annotations
+
 import asyncio
 import contextlib
 import hmac
@@ -17,11 +19,13 @@ import secrets
 import signal
 import sys
 import time
+from asyncio import StreamReader, StreamWriter
 from pathlib import Path
+from typing import cast
 
 import image_blocks
 import node_wire
-from image_orders import Orders, Peer
+from image_orders import Orders, Peer, Report, SendOrder
 from image_share import say
 
 # Seconds between looks at the chain, and for the last orders to leave.
@@ -34,14 +38,15 @@ _LONGEST_LINE = 4 << 20
 class Coordinator:
     """The port of the coordinator."""
 
-    def __init__(self, orders):
+    def __init__(self, orders: Orders) -> None:
         self.orders, self.token = orders, secrets.token_bytes(32)
         self.over = asyncio.Event()
         self._strangers, self._turned_away = 0, 0
 
-    async def serve(self, reader, writer):
+    async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
         """One connection, from the handshake to its end."""
-        peer, address = None, writer.get_extra_info("peername")[0]
+        peer: Peer | None = None
+        address: str = writer.get_extra_info("peername")[0]
         try:
             await self._admit(reader, writer, address)
             hello = node_wire.decode(await reader.readline())
@@ -54,7 +59,8 @@ class Coordinator:
             )
             self.orders.arrive(peer, time.monotonic())
             while line := await reader.readline():
-                said = node_wire.decode(line)
+                # A key that is missing, or of another type, is reported below.
+                said = cast(Report, node_wire.decode(line))
                 self.orders.hear(peer, said, time.monotonic())
                 if said.get("done"):
                     self._end_if_over()
@@ -68,19 +74,19 @@ class Coordinator:
             if peer is not None:
                 self.orders.depart(peer, time.monotonic())
 
-    def _end_if_over(self):
+    def _end_if_over(self) -> None:
         """End at once when the last node has the image."""
         if self.orders.over(time.monotonic()):
             self.over.set()
 
-    async def _admit(self, reader, writer, address):
+    async def _admit(self, reader: StreamReader, writer: StreamWriter, address: str) -> None:
         """Let only those in who know the token. ConnectionError for others; the first of them is reported."""
         if self._strangers >= _MOST_STRANGERS:
             raise ConnectionError("too many connections")
         self._strangers += 1
         try:
             await asyncio.wait_for(self._prove(reader, writer), node_wire.PROVE_S)
-        except (OSError, EOFError, asyncio.TimeoutError):  # noqa: UP041 - another class before Python 3.11
+        except (OSError, EOFError, asyncio.TimeoutError):
             self._turned_away += 1
             if self._turned_away == 1:
                 say(f"a connection from {address} was turned away: it does not know the run's token")
@@ -88,7 +94,7 @@ class Coordinator:
         finally:
             self._strangers -= 1
 
-    async def _prove(self, reader, writer):
+    async def _prove(self, reader: StreamReader, writer: StreamWriter) -> None:
         """The other side of `node_wire.connect`."""
         own = os.urandom(node_wire.NUMBER_BYTES)
         writer.write(own)
@@ -98,7 +104,7 @@ class Coordinator:
             raise ConnectionError("a wrong proof")
         writer.write(node_wire.proof(self.token, "server", theirs, own))
 
-    async def watch(self, parent):
+    async def watch(self, parent: int) -> None:
         """Look at the chain until there is nothing left to do, or the batch script is gone."""
         while not self.over.is_set() and os.getppid() == parent:
             self._end_if_over()
@@ -111,10 +117,10 @@ class Coordinator:
                 await asyncio.wait_for(self.over.wait(), _LOOK_S)
 
 
-def _sending(writer):
+def _sending(writer: StreamWriter) -> SendOrder:
     """Sends a node its orders. After `bye`, the connection ends."""
 
-    def order(**message):
+    def order(**message: object) -> None:
         if "bye" in message:
             writer.transport.abort()
         elif not writer.is_closing():
@@ -123,12 +129,12 @@ def _sending(writer):
     return order
 
 
-def _list_file(stored):
+def _list_file(stored: str) -> Path:
     """Beside the image in the store."""
     return Path(stored).with_suffix(image_blocks.SUFFIX)
 
 
-def _keep_list(stored, text):
+def _keep_list(stored: str, text: str) -> None:
     """Write the list for later runs, if this user may write to the store."""
     path = _list_file(stored)
     partial = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.partial")
@@ -140,7 +146,7 @@ def _keep_list(stored, text):
             partial.unlink()
 
 
-def _write_new(path, text, mode):
+def _write_new(path: Path, text: str, mode: int) -> None:
     """Write a file that nobody has made before, to the disk."""
     handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, mode)
     try:
@@ -153,7 +159,7 @@ def _write_new(path, text, mode):
         raise
 
 
-async def _coordinate(meeting, other, orders, summary):
+async def _coordinate(meeting: Path, other: str, orders: Orders, summary: Path) -> None:
     coordinator = Coordinator(orders)
     parent = os.getppid()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, coordinator.over.set)
@@ -177,7 +183,7 @@ async def _coordinate(meeting, other, orders, summary):
         await asyncio.sleep(_LAST_S)
 
 
-def main():
+def main() -> None:
     """Coordinate until the end."""
     meeting, other, nodes, stored, sha256, summary = sys.argv[1:]
     orders = Orders(int(nodes), sha256, stored, lambda text: _keep_list(stored, text), time.monotonic())

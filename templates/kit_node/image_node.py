@@ -11,6 +11,8 @@ half a minute, the node reads the rest from STORED. LOCK is the descriptor of st
 there; the node then sends until all nodes have the image. Works with any Python from 3.8.
 """
 
+from __future__ import annotations
+
 import fcntl
 import os
 import signal
@@ -25,7 +27,7 @@ from image_share import LOOK_S, STORE, FailedError, Meeting, Share, say
 from image_taker import Taker
 
 
-def take(share, stored, partial, target):
+def take(share: Share, stored: Path, partial: Path, target: Path) -> None:
     """Take the image, and put it at its place. FailedError when this node cannot have it."""
     Taker(share, stored, partial).take()
     os.fsync(share.file)
@@ -36,7 +38,7 @@ def take(share, stored, partial, target):
         share.tell_progress(done=True)
 
 
-def send(share, target):
+def send(share: Share, target: Path) -> None:
     """Stay for the nodes behind this one, until all have the image. FailedError when it is damaged here; it is removed."""
     while not (share.over or share.alone):
         with share.changed:
@@ -53,7 +55,7 @@ def send(share, target):
             )
 
 
-def meet(share):
+def meet(share: Share) -> None:
     """Join the other nodes; without a coordinator, take from the store."""
     sender = Sender(share)
     if share.join(sender.listen):
@@ -64,7 +66,7 @@ def meet(share):
         share.redirect(STORE)
 
 
-def part(name, meeting, way, *words):
+def part(name: str, meeting: Meeting | None, way: str, *words: str) -> None:
     """This node's part, to its end. FailedError when this node cannot have the image."""
     stored, partial, target = map(Path, words[:3])
     flags = os.O_RDONLY if way == "send" else os.O_RDWR | os.O_CREAT
@@ -77,7 +79,7 @@ def part(name, meeting, way, *words):
     send(share, target)
 
 
-def leave(name, meeting, why):
+def leave(name: str, meeting: Meeting | None, why: str) -> None:
     """Tell the coordinator that it need not wait for this node."""
     if meeting is None:
         return
@@ -89,7 +91,7 @@ def leave(name, meeting, why):
         return
 
 
-def fail(place, name, meeting, why):
+def fail(place: str, name: str, meeting: Meeting | None, why: str) -> None:
     """Report the reason to the log, the batch script and the other nodes, as stage.sh does."""
     say(f"error: image not staged: {why}")
     try:
@@ -99,12 +101,12 @@ def fail(place, name, meeting, why):
     leave(name, meeting, why)
 
 
-def main():
+def main() -> int:
     """Return 0, or 1 after the reason was reported."""
     place, name, way, *words = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     try:
-        meeting = Meeting(place)
+        meeting: Meeting | None = Meeting(place)
     except (OSError, ValueError, KeyError):
         # The others are through with it already.
         meeting = None

@@ -1,12 +1,15 @@
 """Sends the blocks that a node has to the nodes behind it, each block as soon as it is there. Works with any Python from 3.8."""
 
+from __future__ import annotations
+
 import os
 import socket
 import threading
 import time
 
 import node_wire
-from image_share import say
+from image_blocks import BlockList
+from image_share import Share, say
 
 # Connections that have not yet shown that they know the token, and seconds for a receiver that takes nothing.
 _MOST_STRANGERS, _SEND_S = 32, 30.0
@@ -17,20 +20,20 @@ _NO_FILES_S = 0.2
 class Sender:
     """The port of this node. It is bound to the node's address on the network of the coordinator."""
 
-    def __init__(self, share):
+    def __init__(self, share: Share) -> None:
         self._share = share
         self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
         self._turned_away = 0
 
-    def listen(self, address):
+    def listen(self, address: str) -> int:
         """Open a port that is free; return it."""
         listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
         listener.bind((address, 0))
         listener.listen(64)
         threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
-        return listener.getsockname()[1]
+        return int(listener.getsockname()[1])
 
-    def _accept(self, listener):
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
                 link, _ = listener.accept()
@@ -43,10 +46,13 @@ class Sender:
             else:
                 link.close()
 
-    def _serve(self, link):
+    def _serve(self, link: socket.socket) -> None:
         try:
             try:
-                node_wire.admit(link, self._share.meeting.token)
+                meeting = self._share.meeting
+                if meeting is None:
+                    return
+                node_wire.admit(link, meeting.token)
                 asked = next(node_wire.messages(link))
             finally:
                 self._strangers.release()
@@ -64,7 +70,7 @@ class Sender:
         finally:
             link.close()
 
-    def _send(self, link, index):
+    def _send(self, link: socket.socket, index: int) -> None:
         with os.fdopen(os.dup(self._share.file), "rb") as stream:
             while True:
                 blocks = self._wait_for(index)
@@ -73,7 +79,7 @@ class Sender:
                 link.sendfile(stream, blocks.offset(index), blocks.length(index))
                 index += 1
 
-    def _wait_for(self, index):
+    def _wait_for(self, index: int) -> BlockList | None:
         """The list, when this node has that block; None after the last, or when the list was made again."""
         share = self._share
         with share.changed:

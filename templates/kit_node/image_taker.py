@@ -1,14 +1,22 @@
 """Takes the blocks of an image from another node or from the image store, and checks each. Works with any Python from 3.8."""
 
+from __future__ import annotations
+
 import hashlib
 import os
 import socket
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
 
 import image_blocks
 import node_wire
-from image_share import LOOK_S, STORE, FailedError, say
+from image_blocks import BlockList, Bytes
+from image_share import LOOK_S, STORE, FailedError, Share, say
+
+T = TypeVar("T")
 
 # Seconds without a block until a node helps itself, and for an answer of the coordinator.
 _STUCK_S, _ANSWER_S = 30.0, 10.0
@@ -28,11 +36,11 @@ class StaleError(Exception):
 class Taker:
     """store: the image's file in the image store. partial: the file that is filled."""
 
-    def __init__(self, share, store, partial):
+    def __init__(self, share: Share, store: Path, partial: Path) -> None:
         self._share, self._store, self._partial = share, store, partial
         self._size = store.stat().st_size
 
-    def take(self):
+    def take(self) -> None:
         """Fill the file, and check the whole image. FailedError when this node cannot have it."""
         for _ in range(_TRIES):
             blocks = self._await_list()
@@ -51,7 +59,7 @@ class Taker:
 
     # Before the first block
 
-    def _await_list(self):
+    def _await_list(self) -> BlockList:
         """The list of blocks: the coordinator's, or made here while the whole image is copied."""
         share = self._share
         while True:
@@ -65,7 +73,7 @@ class Taker:
             if copies:
                 self._copy_whole()
 
-    def _copy_whole(self):
+    def _copy_whole(self) -> None:
         """Copy the image from the store, and list its blocks on the way. FailedError when it is not the locked image."""
         share = self._share
         say(f"copies {self._store} and lists its blocks")
@@ -81,14 +89,14 @@ class Taker:
             else:
                 share.tell(made=made.text())
 
-    def _read_whole(self):
+    def _read_whole(self) -> BlockList:
         source = os.open(self._store, os.O_RDONLY)
         try:
             return image_blocks.make(source, self._share.file)
         finally:
             os.close(source)
 
-    def _begin(self, blocks):
+    def _begin(self, blocks: BlockList) -> None:
         """Keep the good blocks of an earlier start, or of the copy that the list was made from."""
         share = self._share
         have = image_blocks.good_prefix(share.file, blocks)
@@ -101,7 +109,7 @@ class Taker:
                 share.tell(begin=have)
                 share.changed.notify_all()
 
-    def _room(self, kept):
+    def _room(self, kept: int) -> None:
         """Refuse a full disk before the first block. kept: bytes that are there already."""
         free = os.fstatvfs(self._share.file)
         if free.f_bavail * free.f_frsize < self._size - kept:
@@ -109,7 +117,7 @@ class Taker:
 
     # Block after block
 
-    def _receive(self, blocks):
+    def _receive(self, blocks: BlockList) -> bool:
         """Take every block. False when the list is made again."""
         share = self._share
         while share.blocks is blocks and share.have < blocks.count:
@@ -133,7 +141,7 @@ class Taker:
                 self._report(turn, lost=source, why=why)
         return share.blocks is blocks
 
-    def _await_source(self, blocks):
+    def _await_source(self, blocks: BlockList) -> tuple[str | None, tuple[str, int], int]:
         """The present source. After half a minute without a block it is the store."""
         share = self._share
         with share.changed:
@@ -148,7 +156,7 @@ class Taker:
                 share.changed.wait(LOOK_S)
             return share.source, share.place, share.turn
 
-    def _read_store(self, blocks, turn):
+    def _read_store(self, blocks: BlockList, turn: int) -> None:
         share = self._share
         handle = os.open(self._store, os.O_RDONLY)
         try:
@@ -162,8 +170,10 @@ class Taker:
         finally:
             os.close(handle)
 
-    def _read_node(self, blocks, turn, place):
+    def _read_node(self, blocks: BlockList, turn: int, place: tuple[str, int]) -> None:
         share = self._share
+        if share.meeting is None:
+            raise ConnectionError("there is no coordinator")
         link = node_wire.connect(*place, share.meeting.token)
         try:
             node_wire.say(link, node=share.name, **{"from": share.have})
@@ -176,7 +186,7 @@ class Taker:
         finally:
             link.close()
 
-    def _fill(self, link, view, turn):
+    def _fill(self, link: socket.socket, view: memoryview, turn: int) -> None:
         """Receive one block while the source is the same; half a minute at most without a byte."""
         share, heard = self._share, time.monotonic()
         while view:
@@ -184,7 +194,7 @@ class Taker:
                 raise StaleError
             try:
                 got = link.recv_into(view)
-            except socket.timeout:  # noqa: UP041 - another class before Python 3.10
+            except socket.timeout:
                 if time.monotonic() - heard > _STUCK_S:
                     self._help_itself(f"{share.source} sent nothing for {_STUCK_S:.0f} s")
                 continue
@@ -192,7 +202,7 @@ class Taker:
                 raise ConnectionError("the connection ended")
             view, heard = view[got:], time.monotonic()
 
-    def _keep(self, blocks, turn, content):
+    def _keep(self, blocks: BlockList, turn: int, content: Bytes) -> None:
         """Check a block and write it."""
         share = self._share
         index = share.have
@@ -209,7 +219,7 @@ class Taker:
 
     # What goes wrong
 
-    def _report(self, turn, **problem):
+    def _report(self, turn: int, **problem: object) -> None:
         """Report what is wrong with the present source, and wait for another one."""
         share = self._share
         with share.changed:
@@ -217,10 +227,10 @@ class Taker:
                 return
             share.redirect(None)
             share.tell(**problem)
-            if not share.changed.wait_for(lambda: share.source is not None or share.refused, _ANSWER_S):
+            if not share.changed.wait_for(lambda: share.source is not None or bool(share.refused), _ANSWER_S):
                 self._help_itself("no other source was named")
 
-    def _doubt(self, blocks, why):
+    def _doubt(self, blocks: BlockList, why: str) -> None:
         """The list may be wrong. The coordinator has it made again; alone, this node copies the whole image."""
         share = self._share
         with share.changed:
@@ -229,23 +239,23 @@ class Taker:
                 share.redirect(None)
                 share.tell(bad_list=why, of=blocks.digests[-1])
 
-    def _help_itself(self, why):
+    def _help_itself(self, why: str) -> None:
         say(f"{why}; this node reads the rest from the image store")
         self._share.moved = time.monotonic()
         self._share.redirect(STORE)
 
-    def _heed_refusal(self):
+    def _heed_refusal(self) -> None:
         if self._share.refused:
             raise FailedError(self._share.refused)
 
-    def _guarded(self, write):
+    def _guarded(self, write: Callable[[], T]) -> T:
         """Write to this node's disk; FailedError when it takes no more."""
         try:
             return write()
         except (OSError, EOFError) as error:
             raise FailedError(f"{getattr(error, 'strerror', None) or error}; {self._free()}") from None
 
-    def _free(self):
+    def _free(self) -> str:
         free = os.fstatvfs(self._share.file)
         return f"{self._partial.parent} has {free.f_bavail * free.f_frsize // 1000000} MB free"
 
@@ -253,12 +263,12 @@ class Taker:
 class _Digest(threading.Thread):
     """The digest of the whole file, read behind the blocks while they are written."""
 
-    def __init__(self, share, blocks):
+    def __init__(self, share: Share, blocks: BlockList) -> None:
         super().__init__(daemon=True)
         self._share, self._blocks, self._whole = share, blocks, hashlib.sha256()
         self.start()
 
-    def run(self):
+    def run(self) -> None:
         """Read each block when it is there."""
         share, blocks = self._share, self._blocks
         for index in range(blocks.count):
@@ -266,7 +276,7 @@ class _Digest(threading.Thread):
                 return
             self._whole.update(image_blocks.read_at(share.file, blocks.offset(index), blocks.length(index)))
 
-    def result(self):
+    def result(self) -> str:
         """In hex, when all blocks are there."""
         self.join()
         return self._whole.hexdigest()
@@ -275,12 +285,13 @@ class _Digest(threading.Thread):
 class _WriteOut(threading.Thread):
     """Has the disk write blocks while others come in. Else a node with enough memory would write all of the image at its end."""
 
-    def __init__(self, share, blocks):
+    def __init__(self, share: Share, blocks: BlockList) -> None:
         super().__init__(daemon=True)
-        self._share, self._blocks, self._error = share, blocks, None
+        self._share, self._blocks = share, blocks
+        self._error: OSError | None = None
         self.start()
 
-    def run(self):
+    def run(self) -> None:
         """Write out a part after the other. The last one is the whole image's fsync."""
         share, blocks = self._share, self._blocks
         step = max(1, _WRITTEN_OUT // blocks.block)
@@ -293,7 +304,7 @@ class _WriteOut(threading.Thread):
                 self._error = error
                 return
 
-    def result(self):
+    def result(self) -> None:
         """OSError when the disk did not take a block: the kernel tells this only once, so the last fsync would not get it."""
         self.join()
         if self._error is not None:

@@ -13,9 +13,17 @@ A step is an optimizer step. The callbacks report the phases data, compute, eval
 because nothing tells when the last save begins. They work with any Python and release of the frameworks, and need no installation.
 """
 
+from __future__ import annotations
+
 import sys
 
 from kit_rank import progress
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
+    from typing import Any
 
 __all__ = ["lightning", "torchtitan", "transformers"]
 
@@ -23,10 +31,11 @@ __all__ = ["lightning", "torchtitan", "transformers"]
 class _Phase:
     """The phase between two calls of a framework, where a `with` block cannot be used."""
 
-    def __init__(self):
-        self._open = self._name = None
+    def __init__(self) -> None:
+        self._open: AbstractContextManager[None] | None = None
+        self._name: str | None = None
 
-    def begin(self, name):
+    def begin(self, name: str | None) -> None:
         """Enter the phase `name` until the next call. None: the loop computes."""
         if name == self._name:
             return
@@ -38,104 +47,104 @@ class _Phase:
             self._open.__enter__()
 
 
-def lightning():
+def lightning() -> Any:
     """A callback for Lightning's Trainer, from the package that the program has imported."""
     if "pytorch_lightning" in sys.modules and "lightning.pytorch" not in sys.modules:
         from pytorch_lightning.callbacks import Callback  # noqa: PLC0415 - one of the two is installed
     else:
         from lightning.pytorch.callbacks import Callback  # noqa: PLC0415
 
-    class Reports(Callback):
-        def __init__(self):
+    class Reports(Callback):  # type: ignore[misc] # the framework's class, which this machine need not have
+        def __init__(self) -> None:
             self._phase, self._step = _Phase(), 0
 
-        def on_train_start(self, trainer, _module):
+        def on_train_start(self, trainer: Any, _module: object) -> None:
             self._phase.begin(None)
             self._step = trainer.global_step
             progress.step(self._step)
             self._phase.begin("data")
 
-        def on_train_batch_start(self, *_):
+        def on_train_batch_start(self, *_: object) -> None:
             self._phase.begin(None)
 
-        def on_train_batch_end(self, trainer, *_):
+        def on_train_batch_end(self, trainer: Any, *_: object) -> None:
             # With gradient accumulation, most batches are not a step.
             if trainer.global_step != self._step:
                 self._step = trainer.global_step
                 progress.step(self._step)
             self._phase.begin("data")
 
-        def on_validation_start(self, *_):
+        def on_validation_start(self, *_: object) -> None:
             self._phase.begin("evaluate")
 
         on_test_start = on_predict_start = on_validation_start
 
-        def on_validation_end(self, trainer, _module):
+        def on_validation_end(self, trainer: Any, _module: object) -> None:
             fits = trainer.state.fn == "fit" and not trainer.sanity_checking
             self._phase.begin("data" if fits else None)
 
         on_test_end = on_predict_end = on_validation_end
 
-        def on_save_checkpoint(self, *_):
+        def on_save_checkpoint(self, *_: object) -> None:
             self._phase.begin("save")
 
-        def on_train_end(self, *_):
+        def on_train_end(self, *_: object) -> None:
             self._phase.begin("save")
 
     return Reports()
 
 
-def transformers():
+def transformers() -> Any:
     """A callback for Transformers' Trainer."""
     from transformers import TrainerCallback  # noqa: PLC0415 - installed only where this is called
 
-    class Reports(TrainerCallback):
-        def __init__(self):
+    class Reports(TrainerCallback):  # type: ignore[misc] # as above
+        def __init__(self) -> None:
             self._phase = _Phase()
 
-        def on_train_begin(self, _args, state, _control, **_):
+        def on_train_begin(self, _args: object, state: Any, _control: object, **_: object) -> None:
             self._phase.begin(None)
             progress.step(state.global_step)
             self._phase.begin("data")
 
-        def on_step_begin(self, *_, **__):
+        def on_step_begin(self, *_: object, **__: object) -> None:
             self._phase.begin(None)
 
-        def on_substep_end(self, *_, **__):
+        def on_substep_end(self, *_: object, **__: object) -> None:
             self._phase.begin(None)
 
-        def on_step_end(self, _args, state, control, **_):
+        def on_step_end(self, _args: object, state: Any, control: Any, **_: object) -> None:
             self._phase.begin(None)
             progress.step(state.global_step)
             self._next(control)
 
-        def on_epoch_end(self, _args, _state, control, **_):
+        def on_epoch_end(self, _args: object, _state: object, control: Any, **_: object) -> None:
             self._next(control)
 
-        def _next(self, control):
+        def _next(self, control: Any) -> None:
             # DefaultFlowCallback runs first, and has set both values.
             self._phase.begin("evaluate" if control.should_evaluate else "save" if control.should_save else "data")
 
-        def on_prediction_step(self, *_, **__):
+        def on_prediction_step(self, *_: object, **__: object) -> None:
             # The program itself calls evaluate() or predict().
             self._phase.begin("evaluate")
 
-        def on_evaluate(self, _args, _state, control, **_):
+        def on_evaluate(self, _args: object, _state: object, control: Any, **_: object) -> None:
             self._phase.begin("save" if control.should_save else None)
 
-        def on_predict(self, *_, **__):
+        def on_predict(self, *_: object, **__: object) -> None:
             self._phase.begin(None)
 
-        def on_save(self, *_, **__):
+        def on_save(self, *_: object, **__: object) -> None:
             self._phase.begin("data")
 
-        def on_train_end(self, *_, **__):
+        def on_train_end(self, *_: object, **__: object) -> None:
             self._phase.begin("save")
 
     return Reports()
 
 
-def torchtitan():
+def torchtitan() -> None:
     """Make TorchTitan's classes report, from v0.1.0 on. Call this once, before its Trainer is built."""
     import torch.distributed.checkpoint as dcp  # noqa: PLC0415 - installed only where this is called
     from torchtitan.components import dataloader  # noqa: PLC0415
@@ -159,20 +168,20 @@ def torchtitan():
     loader.__iter__ = lambda self: _read(batches(self))
 
 
-def _within(owner, name, phase):
+def _within(owner: Any, name: str, phase: str) -> None:
     inner = getattr(owner, name)
 
-    def within(*args, **options):
+    def within(*args: Any, **options: Any) -> Any:
         with progress.phase(phase):
             return inner(*args, **options)
 
     setattr(owner, name, within)
 
 
-def _after(owner, name, then):
+def _after(owner: Any, name: str, then: Callable[..., object]) -> None:
     inner = getattr(owner, name)
 
-    def followed(*args, **options):
+    def followed(*args: Any, **options: Any) -> Any:
         returned = inner(*args, **options)
         then(*args, **options)
         return returned
@@ -180,7 +189,7 @@ def _after(owner, name, then):
     setattr(owner, name, followed)
 
 
-def _read(batches):
+def _read(batches: Iterator[Any]) -> Iterator[Any]:
     while True:
         with progress.phase("data"):
             try:

@@ -1,11 +1,13 @@
 """Adds events to the record of a run, state/events.jsonl, from a rank. docs/reference/events.md lists them."""
 
+from __future__ import annotations
+
 import json
 import os
 import time
 
 
-def record(event, **values):
+def record(event: str, **values: object) -> None:
     """Add an event to the run's record. Outside a run, or where it cannot be written, do nothing."""
     run_dir = os.environ.get("KIT_RUN_DIR")
     if not run_dir:
@@ -26,6 +28,6 @@ def record(event, **values):
         return
 
 
-def record_resumed(step, source):
+def record_resumed(step: int, source: str) -> None:
     """Add that the ranks continue from a step. source: memory, neighbour or file. Called by one rank."""
     record("resumed", step=step, source=source)

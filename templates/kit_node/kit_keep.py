@@ -16,6 +16,8 @@ elsewhere must be opened again. A rank that does not leave the function within f
 Outside a run with `[retry] keep`, run(train) only calls train(). Works with any Python from 3.8, and needs no installation.
 """
 
+from __future__ import annotations
+
 import gc
 import os
 import queue
@@ -24,11 +26,15 @@ import stat
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from contextlib import suppress
+from typing import TypeVar
 
 from warm_meeting import wait_for_rank_0
 
 __all__ = ["run"]
+
+T = TypeVar("T")
 
 # Seconds for which an error that another rank's death may have caused waits for the news of it.
 _NEWS_S = 5.0
@@ -36,7 +42,7 @@ _NEWS_S = 5.0
 _AGAIN_S = 0.1
 
 
-def run(function):
+def run(function: Callable[[], T]) -> T:
     """Call the function, again after each death of another rank, and return what it returns."""
     link = _Link.of_this_process()
     if link is None:
@@ -60,32 +66,32 @@ def run(function):
 class _Link:
     """The connection to the warm process of this node. broken: set while another rank is dead and the function must be left."""
 
-    _own = None
+    _own: _Link | None = None
 
-    def __init__(self, number):
+    def __init__(self, number: int) -> None:
         self._socket = socket.socket(fileno=number)
         self._socket.setblocking(True)
         self.broken = threading.Event()
         self._left = threading.Event()
-        self._starts = queue.SimpleQueue()
+        self._starts: queue.SimpleQueue[dict[str, str]] = queue.SimpleQueue()
         threading.Thread(target=self._listen, name="kit-keep", daemon=True).start()
 
     @classmethod
-    def of_this_process(cls):
+    def of_this_process(cls) -> _Link | None:
         """The link; None where the warm process did not give one, or gave it to a parent of this process."""
         number = os.environ.pop("KIT_KEEP_FD", None)
         if cls._own is None and number is not None:
             cls._own = cls(int(number))
         return cls._own
 
-    def say(self, word):
+    def say(self, word: str) -> None:
         """Tell the warm process. If it is gone, so is this rank soon."""
         try:
             self._socket.sendall(word.encode())
         except OSError:
             return
 
-    def wait_for_start(self):
+    def wait_for_start(self) -> None:
         """Wait for the next start, and take its environment."""
         self._left.set()
         self.say("waits")
@@ -95,7 +101,7 @@ class _Link:
         self.say("ready")
         wait_for_rank_0(os.environ)
 
-    def _listen(self):
+    def _listen(self) -> None:
         while True:
             text = self._socket.recv(65536).decode()
             if not text:
@@ -111,7 +117,7 @@ class _Link:
                 self._starts.put(dict(line.split("=", 1) for line in text.splitlines()[1:]))
 
 
-def _is_of_a_peer(error):
+def _is_of_a_peer(error: Exception) -> bool:
     """Whether an error looks like one of a collective whose peer is gone."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not isinstance(error, RuntimeError):
@@ -120,7 +126,7 @@ def _is_of_a_peer(error):
     return known or any(word in str(error) for word in ("gloo", "NCCL", "Connection", "Broken pipe"))
 
 
-def _break_groups():
+def _break_groups() -> None:
     """Make all collectives fail that run in other threads. Never raises: it is called while the groups change."""
     # A group that is just made or left may refuse; the next call finds it.
     with suppress(Exception):
@@ -133,7 +139,7 @@ def _break_groups():
                 _shut_down(int(name))
 
 
-def _shut_down(number):
+def _shut_down(number: int) -> None:
     """Shut a TCP connection down, for all who have it open."""
     with socket.socket(fileno=os.dup(number)) as copy:
         if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
@@ -141,21 +147,21 @@ def _shut_down(number):
             copy.shutdown(socket.SHUT_RDWR)
 
 
-def _abort_on_gpus():
+def _abort_on_gpus() -> None:
     world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
     for group, (backend, _) in [*world.pg_map.items()] if world is not None else ():
         if "nccl" in str(backend):
             group.abort()
 
 
-def _drop(error):
+def _drop(error: BaseException | None) -> None:
     """Let go of what the frames of an error hold, such as the model of the call that it ended."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error.__traceback__, error = None, error.__context__
 
 
-def _leave_groups():
+def _leave_groups() -> None:
     """Forget the process groups, and free the memory of the last call."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

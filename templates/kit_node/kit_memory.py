@@ -15,12 +15,15 @@ Every method is called by all ranks together. Without the key, and outside of a 
 tensors and the default `gather` need torch.
 """
 
-import collections
+from __future__ import annotations
+
 import hashlib
 import os
 import sys
 import threading
 import time
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kit_events import record, record_resumed
 from kit_memory_files import DamagedError, Files, folder, node_name, sha256
@@ -29,15 +32,35 @@ from kit_memory_transfer import Server, fetch, own_address, store
 
 __all__ = ["Memory"]
 
-# A step from memory: this rank's state, and the part that is equal on all ranks (None if the program saved none). fetched: whether
-# some rank's bytes came from another node.
-Found = collections.namedtuple("Found", "step state shared fetched")
-_Member = collections.namedtuple("_Member", "rank node address")
+T = TypeVar("T")
+if TYPE_CHECKING:
+    # Returns the values of all ranks, in the order of ranks.
+    Gather = Callable[[Any], list[Any]]
 SHARED = "shared"
 # Steps of a part that a node holds at most.
 _KEPT = 2
 # By folder and rank: the Memory that answers other ranks.
-_open = {}
+_open: dict[tuple[str, int], Memory] = {}
+
+
+class Found(NamedTuple):
+    """A step from memory: this rank's state, and the part that is equal on all ranks (None if the program saved none).
+
+    fetched: whether some rank's bytes came from another node.
+    """
+
+    step: int
+    state: Any
+    shared: Any
+    fetched: bool
+
+
+class _Member(NamedTuple):
+    """A rank, its node, and where its server answers."""
+
+    rank: int
+    node: str
+    address: tuple[str, int]
 
 
 class Memory:
@@ -47,16 +70,26 @@ class Memory:
     path, node, rank: this node's folder and name and this process's rank, if they are not those of the environment.
     """
 
-    def __init__(self, every=None, *, gather=None, path=None, node=None, rank=None):
+    def __init__(
+        self,
+        every: int | None = None,
+        *,
+        gather: Gather | None = None,
+        path: str | None = None,
+        node: str | None = None,
+        rank: int | None = None,
+    ) -> None:
         path = path or folder()
         self.every = int(os.environ.get("KIT_CHECKPOINT_MEMORY_EVERY") or 0) if every is None else every
         self.took = 0.0
-        self._thread = self._problem = self._server = None
+        self._thread: threading.Thread | None = None
+        self._problem: str | None = None
+        self._server: Server | None = None
         self._warned = False
-        self._fits = None
+        self._fits: bool | None = None
         if path is None:
             self.every = 0
-        if not self.every:
+        if path is None or not self.every:
             return
         self._rank = int(os.environ.get("RANK", "0")) if rank is None else rank
         if (path, self._rank) in _open:
@@ -71,21 +104,22 @@ class Memory:
         self._members = [_Member(*of) for of in self._gather((self._rank, self._node, self._server.address))]
         self._nodes = _by_node(self._members)
         self._neighbour = _neighbour(self._nodes, self._node, self._rank)
-        self._has = dict(self._gather((self._node, self._files.steps())))
+        self._has: dict[str, dict[str, list[int]]] = dict(self._gather((self._node, self._files.steps())))
 
-    def due(self, step):
+    def due(self, step: int) -> bool:
         """Whether `step` is to be saved."""
         return bool(self.every) and self._fits is not False and step % self.every == 0
 
-    def newest(self):
+    def newest(self) -> int | None:
         """The newest step of which every rank's part is on some node; None if there is none."""
         return next(iter(self._candidates(0)), None) if self.every else None
 
-    def load(self, *, at_least=0):
+    def load(self, *, at_least: int = 0) -> Found | None:
         """The newest step, not below `at_least`, that every rank has whole: a Found, or None. All later steps are forgotten."""
         if not self.every:
             return None
-        began, found = time.monotonic(), None
+        began = time.monotonic()
+        found: Found | None = None
         for step in self._candidates(at_least):
             found = self._loaded(step)
             if found is not None:
@@ -100,7 +134,7 @@ class Memory:
             self._in_background(found.step, [_part(self._rank)])
         return found
 
-    def save(self, step, state, shared=None):
+    def save(self, step: int, state: object, shared: object = None) -> None:
         """Save this rank's state of a step, and what is equal on all ranks: it is stored once on each node.
 
         Returns when the states are copied, and may change. Waits for the copy to the neighbour of the save before. `took` is set to
@@ -129,42 +163,42 @@ class Memory:
                 self._problem = f"rank {self._rank} on {self._node} cannot keep step {step}: {error}"
         self.took = time.monotonic() - began
 
-    def wait(self):
+    def wait(self) -> None:
         """Wait until the last save is complete on the neighbour, too."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
 
-    def close(self):
+    def close(self) -> None:
         """Answer no other rank any more, and store nothing more. The parts stay for the next start."""
         self._closed = True
         if self._server is not None:
             self._server.close()
 
-    def _candidates(self, at_least):
+    def _candidates(self, at_least: int) -> list[int]:
         """Steps that all ranks' parts have somewhere, newest first. Equal on all ranks."""
         has = [
             {step for parts in self._has.values() for step in parts.get(_part(one.rank), ())} for one in self._members
         ]
         return sorted((step for step in set.intersection(*has) if step >= at_least), reverse=True)
 
-    def _loaded(self, step):
+    def _loaded(self, step: int) -> Found | None:
         """The state of a step; None if it is damaged somewhere. Equal on all ranks."""
         shared = any(step in parts.get(SHARED, ()) for parts in self._has.values())
         here = [_part(self._rank), *([SHARED] if shared and self._leads() else [])]
         fetched, problem = self._tried(lambda: [self._bring(part, step) for part in here])
         if not self._all_well(step, problem):
             return None
-        state, problem = self._tried(
+        states, problem = self._tried(
             lambda: [read(self._files.read(part, step)) for part in (_part(self._rank), *([SHARED] if shared else []))]
         )
-        if not self._all_well(step, problem):
+        if not self._all_well(step, problem) or states is None:
             return None
-        return Found(step, state[0], state[1] if shared else None, any(map(any, self._gather(fetched))))
+        return Found(step, states[0], states[1] if shared else None, any(map(any, self._gather(fetched))))
 
-    def _bring(self, part, step):
+    def _bring(self, part: str, step: int) -> bool:
         """Make this node have a complete part. Returns whether it came from another node."""
-        problems = []
+        problems: list[str] = []
         holders = sorted((node for node, parts in self._has.items() if step in parts.get(part, ())), key=self._distance)
         for node in holders:
             try:
@@ -185,25 +219,26 @@ class Memory:
                     self._files.remove(part, step)
         raise DamagedError("; ".join(problems) or f"no node has {part}")
 
-    def _distance(self, node):
+    def _distance(self, node: str) -> tuple[bool, str]:
         return node != self._node, node
 
-    def _tried(self, make):
+    def _tried(self, make: Callable[[], T]) -> tuple[T | None, str | None]:
         """The result of `make`, or the text of its error."""
         try:
             return make(), None
         except Exception as error:  # noqa: BLE001 - sent to all ranks, so that none waits for this one
             return None, f"rank {self._rank}: {error}"
 
-    def _all_well(self, step, problem):
+    def _all_well(self, step: int, problem: str | None) -> bool:
         problems = [text for text in self._gather(problem) if text]
         if problems and self._rank == 0:
             _say(f"step {step} in memory is not used: {'; '.join(problems[:3])}")
         return not problems
 
-    def _does_fit(self, parts):
+    def _does_fit(self, parts: dict[str, Layout]) -> bool:
         """Whether all nodes have the memory for all parts. Rank 0 warns where one has not. Equal on all ranks."""
         sizes = {part: layout.size for part, layout in parts.items()}
+        free: int | str
         try:
             free = self._files.free() + self._files.held()
         except OSError as error:
@@ -232,22 +267,22 @@ class Memory:
                 return False
         return True
 
-    def _sends_to(self, node, to):
+    def _sends_to(self, node: str, to: str) -> bool:
         after = _after(self._nodes, node)
         return after == to and node != to
 
-    def _parts_here(self):
+    def _parts_here(self) -> set[str]:
         """The parts that belong on this node: its own, and its ranks' and those whose copies it gets."""
         return {SHARED} | {
             _part(one.rank) for one in self._members if one.node == self._node or self._sends_to(one.node, self._node)
         }
 
-    def _in_background(self, step, parts):
+    def _in_background(self, step: int, parts: Collection[str]) -> None:
         # A daemon: it may wait for another rank, and must not keep a failed one from exiting.
         self._thread = threading.Thread(target=self._complete, args=(step, parts), name="kit-memory", daemon=True)
         self._thread.start()
 
-    def _complete(self, step, parts):
+    def _complete(self, step: int, parts: Collection[str]) -> None:
         """Copy this rank's part to the neighbour, and note the digests."""
         try:
             for part in parts:
@@ -263,43 +298,43 @@ class Memory:
             where = f" to {self._neighbour.node}" if self._neighbour else ""
             self._problem = f"rank {self._rank} on {self._node}: step {step} was not copied{where}: {error}"
 
-    def _warn(self, problems):
+    def _warn(self, problems: list[str | None]) -> None:
         told = [text for text in problems if text]
         # Once, until all is well again.
         new, self._warned = bool(told) and not self._warned, bool(told)
         if new and self._rank == 0:
             _say(f"a fault may cost more than {self.every} steps: {'; '.join(told[:3])}")
 
-    def _leads(self):
+    def _leads(self) -> bool:
         """Whether this is the first rank of its node."""
         return self._nodes[self._node][0].rank == self._rank
 
-    def _tell_resumed(self, found, seconds):
+    def _tell_resumed(self, found: Found, seconds: float) -> None:
         if self._rank == 0:
             of = "the memory of other nodes" if found.fetched else "memory"
             _say(f"step {found.step} is loaded from {of}, in {seconds:.2f} s", kind="info")
             record_resumed(found.step, "neighbour" if found.fetched else "memory")
 
 
-def _part(rank):
+def _part(rank: int) -> str:
     return f"rank-{rank}"
 
 
-def _by_node(members):
+def _by_node(members: list[_Member]) -> dict[str, list[_Member]]:
     """The members of each node, in the order of ranks."""
-    found = {}
+    found: dict[str, list[_Member]] = {}
     for one in members:
         found.setdefault(one.node, []).append(one)
     return found
 
 
-def _after(nodes, node):
+def _after(nodes: dict[str, list[_Member]], node: str) -> str:
     """The node that gets the copies of a node."""
     names = [*nodes]
     return names[(names.index(node) + 1) % len(names)]
 
 
-def _neighbour(nodes, node, rank):
+def _neighbour(nodes: dict[str, list[_Member]], node: str, rank: int) -> _Member | None:
     """The member that gets this rank's copies; None on a single node."""
     if len(nodes) < 2:
         return None
@@ -307,7 +342,7 @@ def _neighbour(nodes, node, rank):
     return its[place % len(its)]
 
 
-def _gathered_by_torch():
+def _gathered_by_torch() -> Gather:
     """Gathers over a group of its own, because the training's collectives must not mix with these."""
     import torch.distributed as dist  # noqa: PLC0415
 
@@ -315,26 +350,26 @@ def _gathered_by_torch():
         return lambda value: [value]
     group = dist.new_group(backend="gloo")
 
-    def gather(value):
-        every = [None] * dist.get_world_size()
+    def gather(value: Any) -> list[Any]:
+        every: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(every, value, group=group)
         return every
 
     return gather
 
 
-def _memory_limit():
+def _memory_limit() -> int:
     """Bytes of each node that the job may use, as Slurm granted them; without a limit, more than any node has."""
     node, cpu = (int(os.environ.get(name) or 0) for name in ("SLURM_MEM_PER_NODE", "SLURM_MEM_PER_CPU"))
     granted = node or cpu * int(os.environ.get("SLURM_CPUS_ON_NODE") or 0)
     return granted << 20 or 1 << 62
 
 
-def _resident():
+def _resident() -> int:
     """The memory of this process without its files in /dev/shm, in bytes: proc(5), RssAnon."""
     with open("/proc/self/status", encoding="ascii", errors="replace") as file:  # noqa: PTH123
         return next((int(line.split()[1]) * 1024 for line in file if line.startswith("RssAnon:")), 0)
 
 
-def _say(text, kind="warning"):
+def _say(text: str, kind: str = "warning") -> None:
     print(f"{kind}: {text}", file=sys.stderr, flush=True)

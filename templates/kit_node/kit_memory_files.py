@@ -7,10 +7,13 @@ A part is `rank-3`, of one rank, or `shared`, which is equal on all ranks. The t
 while it writes leaves the older one complete. A write reuses the memory of the step that it replaces.
 """
 
+from __future__ import annotations
+
 import hashlib
 import mmap
 import os
 import struct
+from collections.abc import Collection
 
 # Size of the payload, and its sha256: zeros until it is known. The payload begins at the next page.
 _HEADER = struct.Struct("<8sQ32s")
@@ -26,7 +29,7 @@ class DamagedError(Exception):
     """The bytes of a part are not those that were written. The text says which."""
 
 
-def folder():
+def folder() -> str | None:
     """This node's folder of this job, which step kit-memory makes and removes; None outside of a job of Slurm."""
     job = os.environ.get("SLURM_JOB_ID")
     if not job:
@@ -34,7 +37,7 @@ def folder():
     return f"/dev/shm/kit-memory-{os.geteuid()}-{job}.{os.environ.get('SLURM_RESTART_COUNT') or 0}-{node_name()}"
 
 
-def node_name():
+def node_name() -> str:
     """The name of this node. Virtual nodes of one machine share its host name."""
     return os.environ.get("SLURMD_NODENAME") or os.uname().nodename
 
@@ -42,12 +45,12 @@ def node_name():
 class Draft:
     """A part that is being written. `payload` is its memory; `commit` makes it complete."""
 
-    def __init__(self, files, part, memory, size):
+    def __init__(self, files: Files, part: str, memory: mmap.mmap, size: int) -> None:
         self._files, self._part = files, part
         self._memory = memory
         self.payload = memoryview(memory)[_PAYLOAD_AT : _PAYLOAD_AT + size]
 
-    def commit(self, step, digest=None):
+    def commit(self, step: int, digest: bytes | None = None) -> None:
         """Give the part its name. digest: sha256 of the payload, where it is known."""
         _HEADER.pack_into(self._memory, 0, _MAGIC, len(self.payload), digest or _UNKNOWN)
         self._files.name_draft(self._part, step)
@@ -56,27 +59,20 @@ class Draft:
 class Files:
     """The parts in one folder. A process writes only its own rank's part, `shared`, and the copies that it receives."""
 
-    def __init__(self, path):
+    def __init__(self, path: str) -> None:
         self._path = path
         # By part: the maps of the files that this process has written, by inode. A map is expensive to make.
-        self._maps = {}
+        self._maps: dict[str, dict[int, mmap.mmap]] = {}
 
-    def there(self):
-        """Whether the folder exists and belongs to this user."""
-        try:
-            return self._path is not None and os.lstat(self._path).st_uid == os.geteuid()
-        except OSError:
-            return False
-
-    def steps(self):
+    def steps(self) -> dict[str, list[int]]:
         """The complete steps of each part, oldest first."""
-        found = {}
+        found: dict[str, list[int]] = {}
         for part, step in self._names():
             if step != _WRITING:
                 found.setdefault(part, []).append(int(step))
         return {part: sorted(steps) for part, steps in found.items()}
 
-    def write(self, part, size):
+    def write(self, part: str, size: int) -> Draft:
         """Begin to write a part of `size` bytes: a Draft. OSError if the node has no memory for it."""
         draft = self._file(part, _WRITING)
         old = self.steps().get(part, [])
@@ -86,53 +82,53 @@ class Files:
             _remove(self._file(part, step))
         return Draft(self, part, self._map(part, draft, _PAYLOAD_AT + size), size)
 
-    def name_draft(self, part, step):
+    def name_draft(self, part: str, step: int) -> None:
         """The draft of a part becomes the file of a step."""
         os.rename(self._file(part, _WRITING), self._file(part, step))  # noqa: PTH104
 
-    def read(self, part, step):
+    def read(self, part: str, step: int) -> memoryview:
         """The payload of a complete part, read-only. OSError or DamagedError where it cannot be used."""
         memory, size, _ = self._opened(part, step)
         return memoryview(memory)[_PAYLOAD_AT : _PAYLOAD_AT + size]
 
-    def digest(self, part, step):
+    def digest(self, part: str, step: int) -> bytes | None:
         """The sha256 of a complete part, or None if its writer ended before it was known."""
         digest = self._opened(part, step)[2]
         return None if digest == _UNKNOWN else digest
 
-    def check(self, part, step):
+    def check(self, part: str, step: int) -> None:
         """Compare a part with its digest, if that is known. DamagedError where they differ."""
         digest = self.digest(part, step)
         if digest is not None and sha256(self.read(part, step)) != digest:
             raise DamagedError(f"{part} of step {step} on {node_name()} differs from what was written")
 
-    def note_digest(self, part, step, digest):
+    def note_digest(self, part: str, step: int, digest: bytes) -> None:
         """Keep the sha256 of a complete part with it."""
         with open(self._file(part, step), "r+b") as file:  # noqa: PTH123
             file.seek(_HEADER.size - len(digest))
             file.write(digest)
 
-    def remove(self, part, step):
+    def remove(self, part: str, step: int) -> None:
         """Remove one step of a part."""
         _remove(self._file(part, step))
 
-    def forget(self, *, after, keep):
+    def forget(self, *, after: int, keep: Collection[str]) -> None:
         """Remove all steps later than `after`, and all parts that are not in `keep`, which belong to ranks of other nodes now."""
         for part, step in self._names():
             if part not in keep or (step != _WRITING and int(step) > after):
                 _remove(self._file(part, step))
         self._maps = {part: maps for part, maps in self._maps.items() if part in keep}
 
-    def free(self):
+    def free(self) -> int:
         """Bytes that the folder's file system and the node's memory can still take."""
         have = os.statvfs(self._path)
         return min(have.f_bavail * have.f_frsize, _available())
 
-    def held(self):
+    def held(self) -> int:
         """Bytes of the folder's files."""
         return sum(os.stat(self._file(*name)).st_size for name in self._names())  # noqa: PTH116
 
-    def _names(self):
+    def _names(self) -> list[tuple[str, str]]:
         try:
             names = os.listdir(self._path)  # noqa: PTH208
         except OSError:
@@ -140,10 +136,10 @@ class Files:
         split = [name.rpartition("@")[::2] for name in names]
         return [(part, step) for part, step in split if part and (step == _WRITING or step.isdigit())]
 
-    def _file(self, part, step):
+    def _file(self, part: str, step: int | str) -> str:
         return f"{self._path}/{part}@{step}"
 
-    def _map(self, part, path, size):
+    def _map(self, part: str, path: str, size: int) -> mmap.mmap:
         """The file's memory, allocated now: a page that is missing later would end the process with SIGBUS."""
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
@@ -167,7 +163,7 @@ class Files:
         finally:
             os.close(handle)
 
-    def _opened(self, part, step):
+    def _opened(self, part: str, step: int) -> tuple[mmap.mmap, int, bytes]:
         with open(self._file(part, step), "rb") as file:  # noqa: PTH123
             length = os.fstat(file.fileno()).st_size
             if length < _PAYLOAD_AT:
@@ -181,7 +177,7 @@ class Files:
         return memory, size, digest
 
 
-def sha256(payload):
+def sha256(payload: memoryview) -> bytes:
     """The digest of a payload. Other threads run meanwhile."""
     found = hashlib.sha256()
     for start in range(0, len(payload), BLOCK):
@@ -189,14 +185,14 @@ def sha256(payload):
     return found.digest()
 
 
-def _remove(path):
+def _remove(path: str) -> None:
     try:
         os.unlink(path)  # noqa: PTH108
     except OSError:
         return
 
 
-def _available():
+def _available() -> int:
     """MemAvailable of proc(5), in bytes."""
     with open("/proc/meminfo", encoding="ascii") as file:  # noqa: PTH123
         for line in file:

@@ -6,10 +6,14 @@
 A tensor is copied once, from its device into the piece. A DTensor is stored as this rank's shard. Only tensors need torch.
 """
 
+from __future__ import annotations
+
 import io
 import pickle
 import struct
 import sys
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 _NUMBER = struct.Struct("<Q")
 _ALIGNED = 64
@@ -18,45 +22,46 @@ _ALIGNED = 64
 class Layout:
     """A state with its size. `write` copies it into memory of that size."""
 
-    def __init__(self, state):
+    def __init__(self, state: object) -> None:
         text = io.BytesIO()
         pickler = _Pickler(text)
         pickler.dump(state)
-        self._blobs = [memoryview(text.getvalue()), *pickler.blobs]
+        self._blobs: list[Any] = [memoryview(text.getvalue()), *pickler.blobs]
         self._sizes = [_size(blob) for blob in self._blobs]
         self._places = [*_places(self._sizes)]
         self.size = self._places[-1]
 
-    def write(self, memory):
+    def write(self, memory: memoryview) -> None:
         """Copy the state into `memory`, which nothing else may use meanwhile."""
         for number, value in enumerate((len(self._sizes), *self._sizes)):
             _NUMBER.pack_into(memory, number * _NUMBER.size, value)
-        for blob, place, size in zip(self._blobs, self._places, self._sizes):  # noqa: B905 - of Python 3.10
+        for blob, place, size in zip(self._blobs, self._places, self._sizes):
             if size and isinstance(blob, memoryview):
                 memory[place : place + size] = blob
             elif size:
                 _tensor(memory, place, blob.dtype, blob.shape).copy_(blob)
 
 
-def read(memory):
+def read(memory: memoryview) -> Any:
     """The state that was written, as copies: nothing refers to `memory` afterwards."""
     (count,) = _NUMBER.unpack_from(memory)
     sizes = [_NUMBER.unpack_from(memory, number * _NUMBER.size)[0] for number in range(1, count + 1)]
     places = [*_places(sizes)]
-    (at, length), *others = zip(places, sizes)  # noqa: B905 - of Python 3.10
+    (at, length), *others = zip(places, sizes)
     return _Unpickler(io.BytesIO(memory[at : at + length]), memory, others).load()
 
 
 class _Pickler(pickle.Pickler):
     """Keeps tensors, and the buffers of arrays, apart from the pickled text."""
 
-    def __init__(self, text):
+    def __init__(self, text: io.BytesIO) -> None:
         super().__init__(text, protocol=5, buffer_callback=self._keep)
-        self.blobs = []
-        self._known = {}
+        # Tensors of torch, and memory of arrays.
+        self.blobs: list[Any] = []
+        self._known: dict[int, tuple[int, object]] = {}
         self._torch = sys.modules.get("torch")
 
-    def persistent_id(self, value):
+    def persistent_id(self, value: Any) -> tuple[str, int, Any, tuple[int, ...]] | None:
         """A tensor's place, type and shape; None for anything else, which is pickled."""
         if self._torch is None or not isinstance(value, self._torch.Tensor):
             return None
@@ -68,19 +73,19 @@ class _Pickler(pickle.Pickler):
         number = self._known[id(value)][0]
         return "tensor", number, self.blobs[number].dtype, tuple(self.blobs[number].shape)
 
-    def _keep(self, buffer):
+    def _keep(self, buffer: pickle.PickleBuffer) -> None:
         # pickle reads the buffers again in this order: it wants no number.
         self.blobs.append(buffer.raw())
 
 
 class _Unpickler(pickle.Unpickler):
-    def __init__(self, text, memory, pieces):
+    def __init__(self, text: io.BytesIO, memory: memoryview, pieces: list[tuple[int, int]]) -> None:
         # pickle asks for the next buffer each time; the places of tensors are skipped.
         self._memory, self._pieces = memory, pieces
-        self._tensors = {}
+        self._tensors: dict[int, Any] = {}
         super().__init__(text, buffers=self._buffers())
 
-    def persistent_load(self, found):
+    def persistent_load(self, found: tuple[str, int, Any, tuple[int, ...]]) -> Any:
         """A new tensor with the stored values. One that was in the state twice is the same object again."""
         _, number, dtype, shape = found
         if number not in self._tensors:
@@ -92,13 +97,13 @@ class _Unpickler(pickle.Unpickler):
             )
         return self._tensors[number]
 
-    def _buffers(self):
+    def _buffers(self) -> Iterator[bytearray]:
         for number, (place, size) in enumerate(self._pieces):
             if number not in self._tensors:
                 yield bytearray(self._memory[place : place + size])
 
 
-def _tensor(memory, place, dtype, shape):
+def _tensor(memory: memoryview, place: int, dtype: Any, shape: Sequence[int]) -> Any:
     """A tensor over bytes of `memory`."""
     import warnings  # noqa: PLC0415
 
@@ -113,11 +118,11 @@ def _tensor(memory, place, dtype, shape):
         return torch.frombuffer(memory, dtype=dtype, count=count, offset=place).view(shape)
 
 
-def _size(blob):
-    return blob.nbytes if isinstance(blob, memoryview) else blob.numel() * blob.element_size()
+def _size(blob: Any) -> int:
+    return blob.nbytes if isinstance(blob, memoryview) else int(blob.numel() * blob.element_size())
 
 
-def _places(sizes):
+def _places(sizes: Sequence[int]) -> Iterator[int]:
     """Where each blob begins, and the end of the last."""
     at = _NUMBER.size * (len(sizes) + 1)
     for size in sizes:

@@ -4,6 +4,8 @@ Each message carries an HMAC-SHA256 under a key of its connection, and the bytes
 without the token can read, store or change a part; the bytes themselves are not encrypted, as those of gloo and NCCL are not.
 """
 
+from __future__ import annotations
+
 import contextlib
 import hashlib
 import hmac
@@ -13,9 +15,10 @@ import socket
 import struct
 import threading
 import time
+from typing import Any
 
 import node_wire
-from kit_memory_files import BLOCK, DamagedError
+from kit_memory_files import BLOCK, DamagedError, Files
 
 # Seconds in which the other end must send something; bytes of the longest message.
 TIMEOUT_S = 60.0
@@ -29,7 +32,7 @@ _LENGTH = struct.Struct("<I")
 class Channel:
     """An authenticated connection. OSError where the other end is gone or does not know the token."""
 
-    def __init__(self, connection, token, *, serves):
+    def __init__(self, connection: socket.socket, token: bytes, *, serves: bool) -> None:
         self._socket = connection
         try:
             self._key = (node_wire.admit if serves else node_wire.greet)(connection, token, _HANDSHAKE_S)
@@ -40,19 +43,19 @@ class Channel:
         self._names = (b"server", b"client") if serves else (b"client", b"server")
         self._sent = self._heard = 0
 
-    def __enter__(self):
+    def __enter__(self) -> Channel:
         return self
 
-    def __exit__(self, *_):
+    def __exit__(self, *_: object) -> None:
         self._socket.close()
 
-    def tell(self, **values):
+    def tell(self, **values: object) -> None:
         """Send a message."""
         body = json.dumps(values).encode()
         self._socket.sendall(_LENGTH.pack(len(body)) + body + self._mac(self._names[0], self._sent, body))
         self._sent += 1
 
-    def hear(self):
+    def hear(self) -> dict[str, Any]:
         """The other end's next message."""
         (length,) = _LENGTH.unpack(node_wire.read_exactly(self._socket, _LENGTH.size))
         if length > _LONGEST:
@@ -64,9 +67,10 @@ class Channel:
         ):
             raise OSError("the other end does not know the token of this job")
         self._heard += 1
-        return json.loads(body)
+        said: dict[str, Any] = json.loads(body)
+        return said
 
-    def send(self, payload, known=None):
+    def send(self, payload: memoryview, known: bytes | None = None) -> bytes:
         """Send the bytes of a part. Returns their sha256. known: the one that they had when they were written, if it was kept."""
         digest = hashlib.sha256()
         for start in range(0, len(payload), BLOCK):
@@ -76,7 +80,7 @@ class Channel:
         self.tell(sha256=(known or digest.digest()).hex())
         return digest.digest()
 
-    def receive(self, payload):
+    def receive(self, payload: memoryview) -> bytes:
         """Fill `payload`. Returns its sha256; DamagedError where it is not the sender's."""
         digest, at = hashlib.sha256(), 0
         while at < len(payload):
@@ -88,22 +92,24 @@ class Channel:
             raise DamagedError("the bytes differ from what was written")
         return digest.digest()
 
-    def _mac(self, name, number, body):
+    def _mac(self, name: bytes, number: int, body: bytes) -> bytes:
         return hmac.new(self._key, b"%s %d " % (name, number) + body, hashlib.sha256).digest()
 
 
 class Server:
     """Stores parts that neighbours send, and sends parts to ranks that lack them, on threads of its own."""
 
-    def __init__(self, files, token, address):
+    def __init__(self, files: Files, token: bytes, address: str) -> None:
         self._files, self._token = files, token
-        self._open, self._lock = set(), threading.Lock()
+        # None once this server is closed.
+        self._open: set[socket.socket] | None = set()
+        self._lock = threading.Lock()
         self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
         self._listener = socket.create_server((address, 0), backlog=128)
-        self.address = self._listener.getsockname()[:2]
+        self.address: tuple[str, int] = self._listener.getsockname()[:2]
         threading.Thread(target=self._accept, name="kit-memory", daemon=True).start()
 
-    def close(self):
+    def close(self) -> None:
         """Accept no further connection, and end those that are open: no part may be stored any more."""
         with self._lock:
             ends, self._open = [self._listener, *(self._open or ())], None
@@ -113,7 +119,7 @@ class Server:
                 one.shutdown(socket.SHUT_RDWR)
         self._listener.close()
 
-    def _accept(self):
+    def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
@@ -128,7 +134,7 @@ class Server:
                 continue
             threading.Thread(target=self._serve, args=(connection,), name="kit-memory", daemon=True).start()
 
-    def _serve(self, connection):
+    def _serve(self, connection: socket.socket) -> None:
         with self._lock:
             if self._open is None:
                 connection.close()
@@ -147,13 +153,13 @@ class Server:
                 if self._open is not None:
                     self._open.discard(connection)
 
-    def _known(self, connection):
+    def _known(self, connection: socket.socket) -> Channel:
         try:
             return Channel(connection, self._token, serves=True)
         finally:
             self._strangers.release()
 
-    def _store(self, channel, part, step, size):
+    def _store(self, channel: Channel, part: str, step: int, size: int) -> None:
         try:
             draft = self._files.write(part, size)
         except OSError as error:
@@ -163,13 +169,13 @@ class Server:
         draft.commit(step, channel.receive(draft.payload))
         channel.tell(stored=step)
 
-    def _fetch(self, channel, part, step, _):
+    def _fetch(self, channel: Channel, part: str, step: int, _: int) -> None:
         payload = self._files.read(part, step)
         channel.tell(size=len(payload))
         channel.send(payload, self._files.digest(part, step))
 
 
-def store(address, token, part, step, payload):
+def store(address: tuple[str, int], token: bytes, part: str, step: int, payload: memoryview) -> bytes:
     """Copy a part to the node of `address`. Returns its sha256 when it is complete there. OSError where it cannot be."""
     with _connected(address, token) as channel:
         channel.tell(do="store", part=part, step=step, size=len(payload))
@@ -180,7 +186,7 @@ def store(address, token, part, step, payload):
     return digest
 
 
-def fetch(address, token, part, step, files):
+def fetch(address: tuple[str, int], token: bytes, part: str, step: int, files: Files) -> None:
     """Copy a part from the node of `address` into `files`."""
     with _connected(address, token) as channel:
         channel.tell(do="fetch", part=part, step=step)
@@ -188,7 +194,7 @@ def fetch(address, token, part, step, files):
         draft.commit(step, channel.receive(draft.payload))
 
 
-def own_address():
+def own_address() -> str:
     """The address of this node that the other ranks reach: that of its route to rank 0."""
     try:
         return node_wire.own_address(os.environ.get("MASTER_ADDR", "127.0.0.1"))
@@ -196,8 +202,8 @@ def own_address():
         return "127.0.0.1"
 
 
-def _connected(address, token):
-    connection = socket.create_connection(tuple(address), timeout=_HANDSHAKE_S)
+def _connected(address: tuple[str, int], token: bytes) -> Channel:
+    connection = socket.create_connection((address[0], address[1]), timeout=_HANDSHAKE_S)
     try:
         return Channel(connection, token, serves=False)
     except BaseException:

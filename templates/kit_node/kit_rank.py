@@ -13,6 +13,8 @@ stacks of all threads, in a second file there, while the program continues. Once
 this rank's last collectives to the same evidence. Works with any Python from 3.8, and needs no installation.
 """
 
+from __future__ import annotations
+
 import atexit
 import faulthandler
 import os
@@ -20,6 +22,10 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["progress"]
 
@@ -46,27 +52,27 @@ _AGAIN_S = 1.0
 class Progress:
     """One rank's step and phase. folder: made by the monitor's step; None outside a run."""
 
-    def __init__(self, folder=None, name=None):
+    def __init__(self, folder: str | None = None, name: str | None = None) -> None:
         self._folder = folder if folder is not None else _folder()
         self._name = name if name is not None else _name()
-        self._handle = None
+        self._handle: int | None = None
         self._looked = float("-inf")
         self._reset(_began())
         self._tell()
         if self._handle is not None:
             atexit.register(self._end)
 
-    def _reset(self, began):
+    def _reset(self, began: float) -> None:
         """Forget all steps. began: the time of this start."""
         self._step, self._phase = 0, "start"
         self._took, self._every = 0.0, 0
         self._waited, self._read, self._longest = 0.0, 0.0, 0.0
         # Seconds since the last step in the phases communicate and data. For each of the last steps: time taken, waited, read.
         self._inside = {"communicate": 0.0, "data": 0.0}
-        self._steps = []
-        self._slowest = {}
-        self._recorder = None
-        self._stepped = None
+        self._steps: list[list[float]] = []
+        self._slowest: dict[str, float] = {}
+        self._recorder: bool | None = None
+        self._stepped: float | None = None
         now, self._began = time.monotonic(), began
         self._spent, self._since = dict.fromkeys(SPENT, 0.0), now - max(0.0, time.time() - self._began)
         # The start of this node's task, from worker.sh; and the attempt of the whole job, from the batch script. A role of several
@@ -74,9 +80,10 @@ class Progress:
         self._worker = os.environ.get("KIT_WORKER_BEGAN") or "0"
         self._attempt = os.environ.get("KIT_ATTEMPT") or os.environ.get("KIT_RESTART_COUNT") or "0"
         # _first: steps done when this process began its loop; None before. _warm: whether a step was made since.
-        self._first, self._warm, self._ended = None, False, 0.0
+        self._first: int | None = None
+        self._warm, self._ended = False, 0.0
 
-    def start_again(self):
+    def start_again(self) -> None:
         """Begin again, as the same rank of the next start: kit_keep calls it where this process lives on."""
         if self._handle is not None:
             self._end()
@@ -89,7 +96,7 @@ class Progress:
             self._looked = float("-inf")
             self._tell()
 
-    def step(self, done):
+    def step(self, done: int) -> None:
         """Report that `done` steps are done, and that the next one begins."""
         now = self._count()
         if self._first is None:
@@ -102,7 +109,7 @@ class Progress:
             del self._steps[:-_STEPS]
             if len(self._steps) >= _LEAST_STEPS:
                 self._every = every
-            self._took, self._waited, self._read = (sorted(of)[len(of) // 2] for of in zip(*self._steps))  # noqa: B905 - of Python 3.10
+            self._took, self._waited, self._read = (sorted(of)[len(of) // 2] for of in zip(*self._steps))
             self._longest = max(between, self._longest * _FORGET)
         self._stepped, self._inside = now, {"communicate": 0.0, "data": 0.0}
         self._step, self._phase = int(done), "compute"
@@ -113,7 +120,7 @@ class Progress:
         self._tell()
 
     @contextmanager
-    def phase(self, name):
+    def phase(self, name: str) -> Iterator[None]:
         """Report the phase `name` inside the block. After it, the phase is again what it was."""
         if name not in PHASES:
             raise ValueError(f"{name!r} is not a phase; there are {' '.join(PHASES)}")
@@ -135,7 +142,7 @@ class Progress:
                     self._stepped += spent
             self._tell()
 
-    def _count(self, instead=None):
+    def _count(self, instead: str | None = None) -> float:
         """Add the time since the last call to the phase, or to `instead` where the phase is compute. Returns the clock."""
         now = time.monotonic()
         name = self._phase
@@ -145,12 +152,12 @@ class Progress:
         self._since = now
         return now
 
-    def _end(self):
+    def _end(self) -> None:
         self._count("end")
         self._ended = time.time()
         self._tell()
 
-    def _tell(self):
+    def _tell(self) -> None:
         handle = self._handle if self._handle is not None else self._open()
         if handle is None:
             return
@@ -169,7 +176,7 @@ class Progress:
             # A failed report must not end a rank.
             self._handle = self._folder = None
 
-    def _open(self):
+    def _open(self) -> int | None:
         now = time.monotonic()
         if self._folder is None or now - self._looked < _AGAIN_S:
             return None
@@ -187,7 +194,7 @@ class Progress:
         return self._handle
 
 
-def _keep(path):
+def _keep(path: str) -> None:
     """Keep the last report of the process that was this rank before, because the monitor may not have seen it."""
     try:
         with open(path, "rb") as report:  # noqa: PTH123 - pathlib is imported by no line of this file
@@ -197,7 +204,7 @@ def _keep(path):
         return
 
 
-def _began():
+def _began() -> float:
     """The start of this process, in seconds since the epoch: proc(5), field 22 of /proc/self/stat, in ticks since boot."""
     try:
         with open("/proc/self/stat", "rb") as stat:  # noqa: PTH123
@@ -207,7 +214,7 @@ def _began():
         return time.time()
 
 
-def _show_stacks_on_request(path):
+def _show_stacks_on_request(path: str) -> None:
     """Set the handler. evidence.sh sends the signal only to a process that has this file open."""
     if signal.getsignal(_STACKS_SIGNAL) is not signal.SIG_DFL:
         return
@@ -215,7 +222,7 @@ def _show_stacks_on_request(path):
     faulthandler.register(_STACKS_SIGNAL, file=os.open(path, flags, 0o600), all_threads=True)
 
 
-def _recorder(path):
+def _recorder(path: str) -> bool | None:
     """Start kit_recorder. None while torch.distributed has no group; False where there is no recorder to read."""
     try:
         import kit_recorder  # noqa: PLC0415 - a program without torch.distributed never loads it
@@ -225,7 +232,7 @@ def _recorder(path):
         return False
 
 
-def _refuse_other_world():
+def _refuse_other_world() -> None:
     """RuntimeError if a launcher inside the rank has made this process one of a smaller world than the run's.
 
     Each rank's launcher begins a training of its own, and each would end well. rank.sh sets KIT_WORLD_SIZE; such a launcher sets
@@ -247,7 +254,7 @@ def _refuse_other_world():
         )
 
 
-def _folder():
+def _folder() -> str | None:
     # A process that multiprocessing has spawned is not a rank, although it imports the rank's program, under this name.
     if getattr(sys.modules.get("__mp_main__"), "__name__", "") == "__mp_main__":
         return None
@@ -255,7 +262,7 @@ def _folder():
     return f"/dev/shm/kit-{os.geteuid()}-{job}" if job and os.environ.get("KIT_RUN_DIR") else None
 
 
-def _name():
+def _name() -> str:
     return f"{os.environ.get('KIT_ROLE', '')}@{os.environ.get('RANK', '0')}"
 
 

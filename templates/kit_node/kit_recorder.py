@@ -5,17 +5,24 @@ the thread answers with a file next to the pipe. A rank that ends by an exceptio
 too.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
 import threading
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import TracebackType
+    from typing import Any
 
 # The number of collectives to report of each process group.
 _LAST = 8
 MARK = "kit: collective"
 
 
-def answer_at(path):
+def answer_at(path: str) -> bool | None:
     """Answer at the pipe `path`.ask with the file `path`. None while torch has no process group; False where it has no recorder."""
     import torch.distributed  # noqa: PLC0415
 
@@ -33,7 +40,7 @@ def answer_at(path):
     threading.Thread(target=_answer, args=(pipe, path), name="kit-recorder", daemon=True).start()
     before = sys.excepthook
 
-    def say(kind, error, trace):
+    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         before(kind, error, trace)
         for line in lines():
             print(line, file=sys.stderr, flush=True)
@@ -42,7 +49,7 @@ def answer_at(path):
     return True
 
 
-def lines():
+def lines() -> list[str]:
     """Lines `kit: collective GROUP #NUMBER NAME of TYPE SIZES`. ` waits` follows those that have not ended. The newest is last."""
     from torch._C._distributed_c10d import _dump_fr_trace_json  # noqa: PLC0415
 
@@ -50,14 +57,14 @@ def lines():
         entries = json.loads(_dump_fr_trace_json(includeCollectives=True, onlyActive=False)).get("entries", [])
     except (RuntimeError, ValueError):
         return []
-    last = {}
+    last: dict[str, list[dict[str, Any]]] = {}
     for entry in entries:
         if not entry.get("is_p2p"):
             last.setdefault(entry["process_group"][0], []).append(entry)
     return [_line(group, entry) for group, found in last.items() for entry in found[-_LAST:]]
 
 
-def _line(group, entry):
+def _line(group: str, entry: dict[str, Any]) -> str:
     name = entry["profiling_name"].rpartition(":")[2]
     sizes = json.dumps(entry.get("input_sizes"), separators=(",", ":"))[:80]
     kinds = ",".join(entry.get("input_dtypes") or ["-"])[:40]
@@ -65,7 +72,7 @@ def _line(group, entry):
     return f"{MARK} {group} #{entry['collective_seq_id']} {name} of {kinds} {sizes}{waits}"
 
 
-def _answer(pipe, path):
+def _answer(pipe: int, path: str) -> None:
     while True:
         try:
             os.read(pipe, 1)

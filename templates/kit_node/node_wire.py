@@ -5,11 +5,15 @@ After that a connection carries lines of JSON or blocks of an image, or kit_memo
 3.8.
 """
 
+from __future__ import annotations
+
 import hashlib
 import hmac
 import json
 import os
 import socket
+from collections.abc import Iterator
+from typing import Any
 
 # Seconds for a connection, and for the other end to show that it knows the token.
 CONNECT_S, PROVE_S = 5.0, 5.0
@@ -23,12 +27,12 @@ class StrangerError(Exception):
     """The other end does not know the token."""
 
 
-def proof(token, role, first, second):
+def proof(token: bytes, role: str, first: bytes, second: bytes) -> bytes:
     """What an end of a connection answers. role: client or server, so that an answer cannot be sent back as one's own."""
     return hmac.new(token, role.encode() + first + second, hashlib.sha256).digest()
 
 
-def connect(address, port, token):
+def connect(address: str, port: int, token: bytes) -> socket.socket:
     """A connection to a node that knows the token. StrangerError when what listens there does not know it."""
     link = socket.create_connection((address, port), timeout=CONNECT_S)
     try:
@@ -39,7 +43,7 @@ def connect(address, port, token):
     return link
 
 
-def greet(link, token, seconds=PROVE_S):
+def greet(link: socket.socket, token: bytes, seconds: float = PROVE_S) -> bytes:
     """Show a server the token, and see that it knows it, within the time.
 
     Returns the connection's key. StrangerError when the server does not know the token.
@@ -53,7 +57,7 @@ def greet(link, token, seconds=PROVE_S):
     return proof(token, "key", theirs, own)
 
 
-def admit(link, token, seconds=PROVE_S):
+def admit(link: socket.socket, token: bytes, seconds: float = PROVE_S) -> bytes:
     """Let a client in that shows the token within the time.
 
     Returns the connection's key. StrangerError when the client does not know the token, or says nothing.
@@ -73,21 +77,21 @@ def admit(link, token, seconds=PROVE_S):
     return proof(token, "key", own, theirs)
 
 
-def own_address(other):
+def own_address(other: str) -> str:
     """This node's address on the route to another one; OSError where there is none. Nothing is sent."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((other, 9))
-        return probe.getsockname()[0]
+        return str(probe.getsockname()[0])
 
 
-def read_exactly(link, length):
+def read_exactly(link: socket.socket, length: int) -> bytes:
     """Exactly these bytes. ConnectionError when the other end closes before."""
     content = bytearray(length)
     read_into(link, memoryview(content))
     return bytes(content)
 
 
-def read_into(link, view):
+def read_into(link: socket.socket, view: memoryview) -> None:
     """Fill a buffer from a connection. ConnectionError when the other end closes before."""
     while view:
         got = link.recv_into(view)
@@ -96,12 +100,12 @@ def read_into(link, view):
         view = view[got:]
 
 
-def encode(message):
+def encode(message: dict[str, Any]) -> bytes:
     """A message as a line."""
     return json.dumps(message).encode() + b"\n"
 
 
-def decode(line):
+def decode(line: bytes) -> dict[str, Any]:
     """The message in a line. ConnectionError when it is none: a line is cut where its sender died."""
     try:
         message = json.loads(line)
@@ -112,7 +116,7 @@ def decode(line):
     return message
 
 
-def messages(link):
+def messages(link: socket.socket) -> Iterator[dict[str, Any]]:
     """The messages of a connection, until the other end closes it."""
     with link.makefile("rb") as lines:
         while True:
@@ -122,6 +126,6 @@ def messages(link):
             yield decode(line)
 
 
-def say(link, **message):
+def say(link: socket.socket, **message: object) -> None:
     """Send a message."""
     link.sendall(encode(message))

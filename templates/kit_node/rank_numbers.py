@@ -8,24 +8,29 @@ in whatever order a machine adds. `gradient` leaves out sharded parameters (FSDP
 The computation itself is not changed. Without torch the program runs unchanged, and nothing is written.
 """
 
+from __future__ import annotations
+
 import importlib
 import importlib.util
 import json
 import os
 import runpy
 import sys
+from typing import Any, TextIO
 
 
 class Numbers:
     """The digests of this rank since its last optimizer step."""
 
-    def __init__(self, torch, path):
+    def __init__(self, torch: Any, path: str) -> None:
         self._torch, self._path = torch, path
-        self._sums, self._step = {}, 0
-        self._hooked = set()
-        self._file = None
+        # Tensors of torch, which this file does not import.
+        self._sums: dict[str, Any] = {}
+        self._step = 0
+        self._hooked: set[int] = set()
+        self._file: TextIO | None = None
 
-    def watch(self):
+    def watch(self) -> None:
         """Start to watch all modules and optimizers of this process."""
         torch = self._torch
         torch.nn.modules.module.register_module_forward_pre_hook(self._before)
@@ -33,7 +38,7 @@ class Numbers:
         # torch.optim hides the module of this name.
         importlib.import_module("torch.optim.optimizer").register_optimizer_step_post_hook(self._stepped)
 
-    def _before(self, module, _inputs):
+    def _before(self, module: Any, _inputs: object) -> None:
         if id(module) in self._hooked:
             return
         self._hooked.add(id(module))
@@ -42,12 +47,12 @@ class Numbers:
                 self._hooked.add(id(parameter))
                 parameter.register_hook(lambda gradient: self._add("gradient", gradient))
 
-    def _after(self, _module, _inputs, output):
+    def _after(self, _module: object, _inputs: object, output: object) -> None:
         for tensor in output if isinstance(output, (tuple, list)) else (output,):
             if isinstance(tensor, self._torch.Tensor):
                 self._add("forward", tensor)
 
-    def _add(self, name, tensor):
+    def _add(self, name: str, tensor: Any) -> None:
         """Add a tensor to a digest. No number is fetched here, because on a GPU that would wait for it."""
         torch = self._torch
         if torch.compiler.is_compiling() or tensor.is_meta:
@@ -62,7 +67,7 @@ class Numbers:
             # The order of the tensors counts, too.
             self._sums[name] = bits if before is None else before.to(bits.device) * 31 + bits
 
-    def _stepped(self, *_):
+    def _stepped(self, *_: object) -> None:
         self._step += 1
         found = {name: int(value.item()) for name, value in sorted(self._sums.items())}
         self._sums = {}
@@ -72,7 +77,7 @@ class Numbers:
         self._file.write(json.dumps({"step": self._step, **found}) + "\n")
 
 
-def main(words):
+def main(words: list[str]) -> None:
     """Run the program in this process."""
     if importlib.util.find_spec("torch") is not None:
         import torch  # noqa: PLC0415 - a machine may have none

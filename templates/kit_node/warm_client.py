@@ -6,6 +6,8 @@ SECONDS: how long to look for the warm process, which may still be starting. Wit
 and becomes the program itself, as in a run without `[retry] warm`. Works with any Python from 3.8.
 """
 
+from __future__ import annotations
+
 import array
 import json
 import os
@@ -16,6 +18,12 @@ import struct
 import sys
 import time
 
+# This program starts with every rank, and typing takes some milliseconds.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from types import FrameType
+    from typing import NoReturn
+
 _AGAIN_S = 0.02
 # A warm process that imports for longer than this is not waited for.
 _ANSWER_S = 600
@@ -24,7 +32,7 @@ _ALSO_S = 1.0
 _PASSED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def main():
+def main() -> NoReturn:
     """Ask, and end as the rank does. The environment is read as it was given: Python may have added to its own copy."""
     name, seconds, shell, *argv = sys.argv[1:]
     with open("/proc/self/environ", "rb") as file:  # noqa: PTH123
@@ -39,7 +47,7 @@ def main():
     reason = "there is no warm process on this node"
     if connection is not None:
         reason = _ask(connection, argv, env, ignored, slurmstepd)
-    if reason:
+    if connection is None or reason:
         _say(f"{reason}; the rank imports by itself")
         for number in (signal.SIGPIPE, signal.SIGXFSZ):
             signal.signal(number, signal.SIG_DFL)
@@ -47,7 +55,7 @@ def main():
     _end(*_stand_for(connection, slurmstepd))
 
 
-def _connected(name, seconds):
+def _connected(name: str, seconds: float) -> socket.socket | None:
     """A connection to the warm process of the same user; None when there is none within the time."""
     end = time.monotonic() + seconds
     while True:
@@ -63,7 +71,13 @@ def _connected(name, seconds):
         time.sleep(_AGAIN_S)
 
 
-def _ask(connection, argv, env, ignored, slurmstepd):
+def _ask(
+    connection: socket.socket,
+    argv: list[str],
+    env: dict[str, str],
+    ignored: list[signal.Signals],
+    slurmstepd: int | None,
+) -> str:
     """Send the request. Returns the reason of a refusal, or ''."""
     umask = os.umask(0)
     os.umask(umask)
@@ -97,8 +111,8 @@ def _ask(connection, argv, env, ignored, slurmstepd):
     return answer.partition(" ")[2] or "the warm process did not answer"
 
 
-def _pass_signals(connection, slurmstepd):
-    def passed(number, _):
+def _pass_signals(connection: socket.socket, slurmstepd: int | None) -> None:
+    def passed(number: int, _: FrameType | None) -> None:
         # Pyxis's tasks get HUP when their slurmstepd was killed. The rank is in the step of the warm process, where nobody would
         # learn why it ended with 129: it is killed, as Slurm would have done.
         if number == signal.SIGHUP and _is_gone(slurmstepd):
@@ -112,18 +126,18 @@ def _pass_signals(connection, slurmstepd):
         signal.signal(number, passed)
 
 
-def _stat_of(pid):
+def _stat_of(pid: str | None) -> int | None:
     """The file of /proc that tells whether this process lives; None where it cannot be seen.
 
     It is opened early: once the container's file system has ended, no path can be opened.
     """
     try:
-        return os.open(f"/proc/{int(pid)}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except (OSError, TypeError, ValueError):
+        return os.open(f"/proc/{int(pid or '')}/stat", os.O_RDONLY | os.O_CLOEXEC)
+    except (OSError, ValueError):
         return None
 
 
-def _is_gone(stat):
+def _is_gone(stat: int | None) -> bool:
     """Whether the slurmstepd of this file does not live any more. As in lib/orphans.sh, a zombie does not."""
     if stat is None:
         return False
@@ -134,7 +148,7 @@ def _is_gone(stat):
     return not name or rest[:1] in (b"Z", b"X")
 
 
-def _stand_for(connection, slurmstepd):
+def _stand_for(connection: socket.socket, slurmstepd: int | None) -> tuple[str, int]:
     """Wait for the rank's end. Returns 'exit' and its code, or 'killed' and its signal."""
     while True:
         try:
@@ -157,7 +171,7 @@ def _stand_for(connection, slurmstepd):
             return "killed", signal.SIGKILL
 
 
-def _line(connection):
+def _line(connection: socket.socket) -> str:
     """A line of the warm process, read by single bytes; '' at the end."""
     text = b""
     while True:
@@ -169,7 +183,7 @@ def _line(connection):
         text += one
 
 
-def _end(word, number):
+def _end(word: str, number: int) -> NoReturn:
     if word == "killed":
         resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
         if number != signal.SIGKILL:
@@ -179,7 +193,7 @@ def _end(word, number):
     os._exit(number)
 
 
-def _say(text):
+def _say(text: str) -> None:
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {node}: warm ranks: {text}", file=sys.stderr, flush=True)
 

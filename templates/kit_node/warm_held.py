@@ -17,10 +17,15 @@ Reports go to standard output, which srun brings to the batch script: `kit-warm 
     stopped START COUNT              after `stop`: no rank of this node runs; so many can start again
 """
 
+from __future__ import annotations
+
 import os
 import signal
 import socket
 import time
+from collections.abc import Callable
+
+from warm_request import Request
 
 # Seconds in which a rank that lives on must have left what it did, and for which an ended rank waits for an order.
 _LEAVE_S, _HOLD_S = 5.0, 60.0
@@ -38,41 +43,47 @@ class Rank:
     kit_keep in the program, with `[retry] keep`.
     """
 
-    def __init__(self, connection, request):
-        self.connection = connection
+    def __init__(self, connection: socket.socket, request: Request) -> None:
+        self.connection: socket.socket | None = connection
         self.request = request
-        self.passed = []
+        self.passed: list[tuple[int, float]] = []
         self.pid = 0
         self._first = self.start
-        self.end = None
+        self.end: tuple[str, int] | None = None
         self.ended_at = 0.0
         self.stopped = False
-        self.link = None
+        self.link: socket.socket | None = None
         # Of kit_keep: whether the program can live on, since when it is asked to, and whether it waits.
         self.keeps, self.asked_at, self.waits = False, 0.0, False
 
     @property
-    def start(self):
+    def start(self) -> str:
         """The number of its attempt."""
         return self.request["env"].get("KIT_ATTEMPT", "")
 
     @property
-    def is_again(self):
+    def is_again(self) -> bool:
         """Whether its program has been started again in the same step."""
         return self.start != self._first
 
     @property
-    def number(self):
+    def number(self) -> str:
         """Its rank."""
         return self.request["env"].get("RANK", "-")
 
     @property
-    def code(self):
+    def ending(self) -> tuple[str, int]:
+        """How it ended. Only asked of a rank that has."""
+        assert self.end is not None, "the rank runs"
+        return self.end
+
+    @property
+    def code(self) -> int:
         """Its exit code, as a shell reports it."""
-        word, number = self.end
+        word, number = self.ending
         return number + 128 if word == "killed" else number
 
-    def tell(self, text):
+    def tell(self, text: str) -> None:
         """Send a line to the client. Whether the client is gone is seen by reading."""
         try:
             if self.connection is not None:
@@ -80,7 +91,7 @@ class Rank:
         except OSError:
             return
 
-    def change(self, changes):
+    def change(self, changes: dict[str, str]) -> None:
         """The variables of the next start."""
         env = self.request["env"]
         before = env.get("KIT_FAILURES", "")
@@ -93,7 +104,7 @@ class Rank:
         env["KIT_WORKER_BEGAN"] = f"{time.time():.6f}"
         self.end, self.stopped, self.asked_at, self.waits = None, False, 0.0, False
 
-    def record(self):
+    def record(self) -> None:
         """Record a failure at its time, as lib/failures.sh does. rank.sh keeps this record."""
         env = self.request["env"]
         folder = f"{env.get('KIT_RUN_DIR', '')}/state/{env.get('KIT_FAILURES', '')}"
@@ -114,14 +125,15 @@ class Held:
     ranks: those that run, by their process. forget: called for a rank whose step knows its end.
     """
 
-    def __init__(self, ranks, forget):
+    def __init__(self, ranks: dict[int, Rank], forget: Callable[[Rank], None]) -> None:
         self._ranks, self._forget = ranks, forget
-        self._ended = []
-        self._stopping, self._kills_at = None, None
-        self._released = set()
+        self._ended: list[Rank] = []
+        self._stopping: str | None = None
+        self._kills_at: float | None = None
+        self._released: set[str] = set()
         self._text = b""
-        self._reports = None
-        self.orders = None
+        self._reports: int | None = None
+        self.orders: int | None = None
         if os.environ.get("KIT_WARM_ORDERS"):
             self.orders, self._reports = os.dup(0), os.dup(1)
             os.dup2(2, 1)
@@ -130,30 +142,30 @@ class Held:
             os.close(null)
             os.set_blocking(self.orders, False)
 
-    def __bool__(self):
+    def __bool__(self) -> bool:
         return bool(self._ended)
 
     @property
-    def files(self):
+    def files(self) -> list[int]:
         """Open files that no rank must have."""
-        return [] if self.orders is None else [self.orders, self._reports]
+        return [one for one in (self.orders, self._reports) if one is not None]
 
-    def pause(self):
+    def pause(self) -> float | None:
         """Seconds until something is due; None where nothing is."""
         asked = [rank.asked_at + _LEAVE_S for rank in self._ranks.values() if rank.asked_at and not rank.waits]
         due = asked + [rank.ended_at + _HOLD_S for rank in self._ended]
         due += [] if self._kills_at is None else [self._kills_at]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def forked(self, rank):
+    def forked(self, rank: Rank) -> None:
         """A rank runs."""
         self._report("forked", rank.start, rank.number)
 
-    def refused(self, rank, reason):
+    def refused(self, rank: Rank, reason: Exception) -> None:
         """A rank starts by itself, for this reason."""
         self._report("refused", rank.start, rank.number, " ".join(str(reason).split()))
 
-    def ended(self, rank, *, signalled):
+    def ended(self, rank: Rank, *, signalled: bool) -> None:
         """A rank has ended. signalled: the ranks were told to end, so that this is no failure."""
         once = signalled or rank.start in self._released or rank.request["env"].get("KIT_WARM_ONCE")
         well = rank.end == ("exit", 0) and not rank.stopped
@@ -166,7 +178,7 @@ class Held:
             rank.record()
             self._report("ended", rank.start, rank.number, "killed" if rank.end == _BY_KILL else "failed")
 
-    def settle(self):
+    def settle(self) -> None:
         """Kill what did not leave in time, and tell once that no rank runs any more."""
         now = time.monotonic()
         if self._kills_at is not None and now >= self._kills_at:
@@ -186,8 +198,10 @@ class Held:
         self._report("stopped", self._stopping, len(kept))
         self._stopping = self._kills_at = None
 
-    def read(self):
+    def read(self) -> list[Rank] | None:
         """Read orders. Returns the ranks to start again; None once the batch script is gone."""
+        if self.orders is None:
+            return None
         try:
             more = os.read(self.orders, 65536)
         except BlockingIOError:
@@ -199,7 +213,7 @@ class Held:
         *lines, self._text = (self._text + more).split(b"\n")
         return [rank for line in lines for rank in self._order(*line.decode().split("\t"))]
 
-    def release(self):
+    def release(self) -> None:
         """Let the steps see all ends. Ranks that live on are killed."""
         self._released |= {rank.start for rank in self._ended}
         for pid, rank in self._ranks.items():
@@ -210,26 +224,26 @@ class Held:
         for rank in ended:
             self._end(rank)
 
-    def hear(self, rank):
-        """kit_keep in a rank says what it can do."""
+    def hear(self, rank: Rank, link: socket.socket) -> bool:
+        """kit_keep in a rank says over its link what it can do. False when the link is closed."""
         try:
-            text = rank.link.recv(256).decode()
+            text = link.recv(256).decode()
         except OSError:
             text = ""
         if not text:
-            rank.link.close()
+            link.close()
             rank.link, rank.keeps = None, False
             return False
         rank.keeps = text in ("ready", "waits")
         rank.waits = text == "waits"
         return True
 
-    def hear_client(self, rank):
+    def hear_client(self, rank: Rank, connection: socket.socket) -> None:
         """The client of an ended rank passes on a signal, or is gone: there will be no other start."""
         if rank not in self._ended:
             return
         try:
-            text = rank.connection.recv(4096)
+            text = connection.recv(4096)
         except OSError:
             text = b""
         if text:
@@ -238,7 +252,7 @@ class Held:
             self._ended.remove(rank)
             self._end(rank)
 
-    def _order(self, word, start, *changes):
+    def _order(self, word: str, start: str, *changes: str) -> list[Rank]:
         if word == "stop":
             self._stopping = start
             self._kills_at = time.monotonic() + (_LAST_WORDS_S if changes == ("failed",) else 0.0)
@@ -253,7 +267,7 @@ class Held:
             return self._again(start, dict(pair.split("=", 1) for pair in changes))
         return []
 
-    def _again(self, start, changes):
+    def _again(self, start: str, changes: dict[str, str]) -> list[Rank]:
         ended = [rank for rank in self._ended if rank.start == start]
         self._ended = [rank for rank in self._ended if rank.start != start]
         for rank in self._of(start):
@@ -267,11 +281,11 @@ class Held:
             rank.change(changes)
         return ended
 
-    def _of(self, start):
+    def _of(self, start: str | None) -> list[Rank]:
         return [rank for rank in self._ranks.values() if rank.start == start]
 
-    def _end(self, rank):
-        word, number = rank.end
+    def _end(self, rank: Rank) -> None:
+        word, number = rank.ending
         rank.tell(f"{word} {number}")
         self._report("done", rank.start, rank.number)
         for fd in rank.request["fds"]:
@@ -279,7 +293,7 @@ class Held:
         rank.request["fds"] = []
         self._forget(rank)
 
-    def _report(self, *words):
+    def _report(self, *words: object) -> None:
         if self._reports is not None:
             try:
                 os.write(self._reports, f"kit-warm {' '.join(map(str, words))}\n".encode())
@@ -294,16 +308,18 @@ _KEPT = frozenset(
 )
 
 
-def _kill(pid):
+def _kill(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
     except OSError:
         return
 
 
-def _sent(link, text):
+def _sent(link: socket.socket | None, text: str) -> bool:
+    if link is None:
+        return False
     try:
         link.sendall(text.encode())
-    except (OSError, AttributeError):
+    except OSError:
         return False
     return True

@@ -1,10 +1,13 @@
 """Imports the modules of a warm process, and finds what a fork could not copy of them."""
 
+from __future__ import annotations
+
 import gc
 import importlib
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 # Modules that belong to one rank from their import on.
 _OF_ONE_RANK = ("kit_rank", "kit_callbacks", "kit_keep", "kit_recorder")
@@ -14,12 +17,12 @@ class _NotHere:
     """Refuses the import of modules that belong to one rank."""
 
     @staticmethod
-    def find_spec(name, *_):
+    def find_spec(name: str, *_: object) -> None:
         if name.partition(".")[0] in _OF_ONE_RANK:
             raise ImportError(f"{name} belongs to one rank")
 
 
-def load(modules):
+def load(modules: Sequence[str]) -> str:
     """Import modules. Returns the problem, if one cannot be imported or has begun to use a GPU."""
     sys.meta_path.insert(0, _NotHere)
     try:
@@ -40,7 +43,7 @@ def load(modules):
     return ""
 
 
-def fork_problem():
+def fork_problem() -> str:
     """The problem, if threads are left that a fork would not copy. OpenBLAS ends its own before a fork, and starts them again."""
     pid = os.fork()
     if pid == 0:
@@ -54,7 +57,7 @@ def fork_problem():
     return f"the imports have left threads, which a fork does not copy: {' '.join(names)}"
 
 
-def _threads():
+def _threads() -> list[str]:
     """Names of the threads of this process beside the main one."""
     names = []
     for thread in os.listdir("/proc/self/task"):  # noqa: PTH208

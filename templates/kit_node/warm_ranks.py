@@ -14,6 +14,8 @@ A rank that fails is not reported to its client at once: the batch script may or
 again, in the same step (warm_held.py). Works with any Python from 3.8, and needs no installation.
 """
 
+from __future__ import annotations
+
 import ctypes
 import os
 import selectors
@@ -23,12 +25,12 @@ import struct
 import sys
 import time
 
-from warm_child import Areas, become
+from warm_child import Areas, Closes, become
 from warm_held import Held, Rank
 from warm_imports import fork_problem, load
 from warm_meeting import wait_for_rank_0
 from warm_program import run, set_path0
-from warm_request import RefusalError, check, receive
+from warm_request import RefusalError, Request, check, receive
 
 # A signal that Slurm sends to every step reaches a rank directly, and through its client. The second is dropped.
 _SAME_SIGNAL_S, _FORWARD_AFTER_S = 5.0, 1.0
@@ -41,15 +43,16 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal
 class WarmRanks:
     """The process from which ranks are forked. name: of its abstract socket; modules: imported before the first fork."""
 
-    def __init__(self, name, modules):
+    def __init__(self, name: str, modules: list[str]) -> None:
         self._areas = Areas()
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._parent = os.getppid()
         self._pid = os.getpid()
         self._ending = False
-        self._own = {}
+        self._own: dict[int, float] = {}
         # Those that run, by their process; and all whose clients wait for their end.
-        self._ranks, self._known = {}, set()
+        self._ranks: dict[int, Rank] = {}
+        self._known: set[Rank] = set()
         self._held = Held(self._ranks, self._forget)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + name)
@@ -67,7 +70,7 @@ class WarmRanks:
         self._broken = load(modules) or fork_problem()
         _say(self._broken or f"{', '.join(modules)} imported; ranks are forked from here")
 
-    def serve(self):
+    def serve(self) -> Request:
         """Serve requests until the step ends. Returns only in a forked child, with its request."""
         self._selector = selectors.DefaultSelector()
         for one in (self._listener, self._woken, self._held.orders):
@@ -87,29 +90,31 @@ class WarmRanks:
                 self._kill_all()
                 os._exit(1)
 
-    def _handle(self, key):
+    def _handle(self, key: selectors.SelectorKey) -> Request | None:
         """Handle an event. Returns a request only in a forked child."""
         if key.fileobj is self._listener:
             return self._accept()
         if key.fileobj is self._woken:
             self._on_signals()
-        elif key.fileobj == self._held.orders:
+            return None
+        if key.fileobj == self._held.orders:
             return self._obey()
-        elif key.fileobj is key.data.link:
-            if not self._held.hear(key.data):
+        rank: Rank = key.data
+        if rank.link is not None and key.fileobj is rank.link:
+            if not self._held.hear(rank, rank.link):
                 self._selector.unregister(key.fileobj)
             self._held.settle()
-        elif key.fileobj is key.data.connection:
-            self._hear(key.data)
+        elif rank.connection is not None and key.fileobj is rank.connection:
+            self._hear(rank, rank.connection)
         # Else it is closed since this look began: the ends of several ranks came at once.
         return None
 
-    def _pause(self):
+    def _pause(self) -> float:
         due = [at + _FORWARD_AFTER_S - time.monotonic() for rank in self._ranks.values() for _, at in rank.passed]
         held = self._held.pause()
         return max(0.0, min([_LOOK_S, *due, *([] if held is None else [held])]))
 
-    def _accept(self):
+    def _accept(self) -> Request | None:
         try:
             connection, _ = self._listener.accept()
         except OSError:
@@ -143,11 +148,12 @@ class WarmRanks:
         rank.tell("started")
         return None
 
-    def _obey(self):
+    def _obey(self) -> Request | None:
         """Do what the batch script orders. Returns a request only in a forked child."""
         again = self._held.read()
         if again is None:
-            self._selector.unregister(self._held.orders)
+            if self._held.orders is not None:
+                self._selector.unregister(self._held.orders)
             self._held.release()
         for rank in again or ():
             try:
@@ -158,7 +164,7 @@ class WarmRanks:
                 self._held.ended(rank, signalled=False)
         return None
 
-    def _fork(self, rank):
+    def _fork(self, rank: Rank) -> bool:
         """Fork a rank. True only in the child, which is then what the rank's request asks for."""
         request = rank.request
         kept, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if _keeps(request) else (None, None)
@@ -185,7 +191,7 @@ class WarmRanks:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         rank.pid, rank.keeps = pid, False
         self._ranks[pid] = rank
-        if kept is not None:
+        if kept is not None and own is not None:
             own.close()
             kept.setblocking(False)
             rank.link = kept
@@ -193,11 +199,11 @@ class WarmRanks:
         self._held.forked(rank)
         return False
 
-    def _become(self, rank, kept, own):
+    def _become(self, rank: Rank, kept: socket.socket | None, own: socket.socket | None) -> None:
         request, known = rank.request, self._known | {rank}
         if own is not None:
             request["env"]["KIT_KEEP_FD"] = str(own.detach())
-        closed = [self._listener, self._woken, self._wakes, kept, *self._held.files]
+        closed: list[int | Closes | None] = [self._listener, self._woken, self._wakes, kept, *self._held.files]
         closed += [end for one in known for end in (one.connection, one.link, *one.request["fds"])]
         self._selector.close()
         become(request, self._areas, self._pid, self._libc, closed=[one for one in closed if one is not None])
@@ -205,7 +211,7 @@ class WarmRanks:
             _say(f"rank {rank.number} is forked again, restart {request['env'].get('KIT_RESTART_COUNT', '')}")
             wait_for_rank_0(request["env"])
 
-    def _on_signals(self):
+    def _on_signals(self) -> None:
         try:
             numbers = self._woken.recv(4096)
         except BlockingIOError:
@@ -220,7 +226,7 @@ class WarmRanks:
             self._held.release()
         self._reap()
 
-    def _reap(self):
+    def _reap(self) -> None:
         while True:
             try:
                 pid, status = os.waitpid(-1, os.WNOHANG)
@@ -241,13 +247,13 @@ class WarmRanks:
             self._kill_all()
         self._held.settle()
 
-    def _hear(self, rank):
+    def _hear(self, rank: Rank, connection: socket.socket) -> None:
         """The client of this rank passes on a signal, or is gone."""
         if self._ranks.get(rank.pid) is not rank:
-            self._held.hear_client(rank)
+            self._held.hear_client(rank, connection)
             return
         try:
-            text = rank.connection.recv(4096).decode()
+            text = connection.recv(4096).decode()
         except OSError:
             text = ""
         if text:
@@ -256,24 +262,24 @@ class WarmRanks:
             self._drop(rank)
             os.kill(rank.pid, signal.SIGKILL)
 
-    def _forget(self, rank):
+    def _forget(self, rank: Rank) -> None:
         self._known.discard(rank)
         self._drop(rank)
 
-    def _drop(self, rank):
+    def _drop(self, rank: Rank) -> None:
         if rank.connection is not None:
             self._selector.unregister(rank.connection)
             rank.connection.close()
             rank.connection = None
 
-    def _pass_on(self):
+    def _pass_on(self) -> None:
         for pid, rank in self._ranks.items():
             for number, at in [one for one in rank.passed if time.monotonic() - one[1] >= _FORWARD_AFTER_S]:
                 rank.passed.remove((number, at))
                 if abs(self._own.get(number, float("-inf")) - at) > _SAME_SIGNAL_S:
                     os.kill(pid, number)
 
-    def _kill_all(self):
+    def _kill_all(self) -> None:
         """Kill what ranks have left, until there is nothing. What the kernel does not let go of is left after two seconds."""
         for _ in range(100):
             left = {*_descendants(self._pid)} - self._before
@@ -292,16 +298,17 @@ class WarmRanks:
             time.sleep(0.02)
 
 
-def _descendants(pid):
+def _descendants(pid: int) -> list[int]:
     """Numbers of the processes below this one, from /proc, which may change meanwhile."""
-    children = {}
+    children: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):  # noqa: PTH208
         try:
             with open(f"/proc/{name}/stat", "rb") as file:  # noqa: PTH123
                 children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
         except (OSError, ValueError, IndexError):
             continue
-    found, ahead = [], [pid]
+    found: list[int] = []
+    ahead = [pid]
     while ahead:
         below = children.get(ahead.pop(), [])
         found += below
@@ -309,20 +316,20 @@ def _descendants(pid):
     return found
 
 
-def _keeps(request):
+def _keeps(request: Request) -> bool:
     return bool(request["env"].get("KIT_KEEP"))
 
 
-def _ignore(*_):
+def _ignore(*_: object) -> None:
     return
 
 
-def _say(text):
+def _say(text: str) -> None:
     node = os.environ.get("SLURMD_NODENAME") or socket.gethostname()
     print(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {node}: warm ranks: {text}", file=sys.stderr, flush=True)
 
 
-def main():
+def main() -> None:
     """Serve, and in each child run what its client asked for. The child leaves by the end of this file, as a program does."""
     name, modules, *program = sys.argv[1:]
     if not getattr(sys.flags, "safe_path", False):

@@ -1,5 +1,7 @@
 """A client's request for a rank, and the reasons for which a fork could not serve it exactly."""
 
+from __future__ import annotations
+
 import array
 import fcntl
 import json
@@ -7,6 +9,8 @@ import os
 import resource
 import socket
 import struct
+from collections.abc import Mapping, Sequence
+from typing import TypedDict, cast
 
 # The room in /proc/PID/environ for a rank's variables: worker.sh starts the warm process with a variable of this length.
 PAD = "KIT_WARM_ROOM"
@@ -31,15 +35,33 @@ _PER_RANK_PREFIXES = ("SLURM_", "SLURMD_", "KIT_", "PMI_", "PMIX_", "TORCHELASTI
 _MARGIN = 256
 
 
+class Request(TypedDict):
+    """What a client asks for: a program, and what it would have had by a plain start.
+
+    limits: name of a limit -> the soft and the hard one. cpus: their numbers. ignored, mask: numbers of signals. fds: standard
+    input, output and error, as open files of this process.
+    """
+
+    argv: list[str]
+    env: dict[str, str]
+    cwd: str
+    umask: int
+    limits: dict[str, tuple[int, int]]
+    cpus: list[int]
+    ignored: list[int]
+    mask: list[int]
+    fds: list[int]
+
+
 class RefusalError(Exception):
     """A request that no fork can serve exactly. The text is the reason."""
 
 
-def receive(connection):
+def receive(connection: socket.socket) -> Request:
     """A request: its length in four bytes with the open files, then JSON."""
     room = socket.CMSG_LEN(3 * 4)
     head, ancillary, _, _ = connection.recvmsg(4, room)
-    fds = array.array("i")
+    fds: array.array[int] = array.array("i")
     for level, kind, data in ancillary:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
@@ -49,7 +71,8 @@ def receive(connection):
         if not more:
             raise OSError("the client is gone")
         text += more
-    request = json.loads(text.decode())
+    # The client is of the same user, and of the same run.
+    request = cast(Request, json.loads(text.decode()))
     # Three numbers above 2: dup2 to 0, 1 and 2 in turn must not close a file that comes later.
     request["fds"] = [_above_two(fd) for fd in fds]
     if len(fds) != 3:
@@ -57,7 +80,7 @@ def receive(connection):
     return request
 
 
-def check(request, own_env, room):
+def check(request: Request, own_env: Mapping[str, str], room: int) -> None:
     """RefusalError where a fork differs from a plain start. own_env: of the warm process; room: bytes for an environment."""
     mine, its = (_shared(env) for env in (own_env, request["env"]))
     differ = sorted(name for name in {*mine, *its} if mine.get(name) != its.get(name))
@@ -76,18 +99,18 @@ def check(request, own_env, room):
             raise RefusalError(f"its {name} is above that of the warm process")
 
 
-def block(env):
+def block(env: Mapping[str, str]) -> bytes:
     """An environment as the kernel keeps it."""
     return b"".join(os.fsencode(f"{name}={value}") + b"\0" for name, value in env.items())
 
 
-def _shared(env):
+def _shared(env: Mapping[str, str]) -> dict[str, str]:
     return {
         name: value for name, value in env.items() if name not in _PER_RANK and not name.startswith(_PER_RANK_PREFIXES)
     }
 
 
-def _check_words(argv, folder):
+def _check_words(argv: Sequence[str], folder: str) -> None:
     if len(argv) < 2 or (argv[1] == "-m" and len(argv) < 3):
         raise RefusalError("the program has no script")
     if argv[1] == "-m":
@@ -104,7 +127,7 @@ def _check_words(argv, folder):
         raise RefusalError(f"{path} is not Python source")
 
 
-def _above_two(fd):
+def _above_two(fd: int) -> int:
     if fd > 2:
         return fd
     higher = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)

@@ -6,7 +6,6 @@ image_sender.py, image_share.py, image_taker.py, node_wire.py.
 
 from __future__ import annotations
 
-import ast
 import errno
 import hashlib
 import importlib
@@ -31,7 +30,7 @@ import pytest
 from kit import shell
 from kit.images import block_list
 from tests import laid_out
-from tests.support import NODE, write_libraries
+from tests.support import NODE, NODE_PYTHON, write_libraries
 
 
 def library(name: str) -> Any:
@@ -46,7 +45,6 @@ def library(name: str) -> Any:
 image_blocks, image_chain, image_orders, image_share, image_taker, node_wire = map(
     library, ("image_blocks", "image_chain", "image_orders", "image_share", "image_taker", "node_wire")
 )
-PROGRAMS = sorted(path.name for path in NODE.glob("image_*.py"))
 MEBIBYTE = 1 << 20
 
 
@@ -78,7 +76,7 @@ class Nodes:
     def coordinate(self, nodes: int) -> subprocess.Popen[str]:
         """Start the coordinator, and wait for its file."""
         words = [str(self.meeting), "127.0.0.1", str(nodes), str(self.stored), self.sha256, str(self.summary)]
-        made = self._start("coordinator", [sys.executable, "-BEsS", str(self.run / "lib/image_coordinator.py"), *words])
+        made = self._start("coordinator", [NODE_PYTHON, "-BEsS", str(self.run / "lib/image_coordinator.py"), *words])
         assert came(self.meeting.exists)
         return made
 
@@ -418,12 +416,6 @@ def test_a_program_ends_with_its_stage_script(nodes: Nodes) -> None:
     nodes.processes["a"].kill()
     nodes.processes["a"].wait()
     assert came(lambda: not Path(f"/proc/{program}").exists(), 10)
-
-
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_the_programs_are_python_3_8(name: str) -> None:
-    """ast.parse raises SyntaxError at what Python 3.8 does not know."""
-    assert ast.parse((NODE / name).read_text(encoding="utf-8"), feature_version=(3, 8)).body
 
 
 # Who takes from whom, without a clock or a network.

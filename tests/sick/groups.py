@@ -11,7 +11,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
-from kit_rank import progress  # type: ignore[import-not-found]
+from kit_rank import progress
 from torchft._torchft import ManagerClient, ManagerServer
 
 AT = 6

@@ -8,7 +8,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from kit_rank import progress  # type: ignore[import-not-found]
+from kit_rank import progress
 
 steps, seed = int(sys.argv[1]), os.environ.get("KIT_SEED", "")
 run, rank = pathlib.Path(os.environ["KIT_RUN_DIR"]), int(os.environ["RANK"])

@@ -14,7 +14,7 @@ import time
 
 import torch
 import torch.distributed as dist
-from kit_rank import progress  # type: ignore[import-not-found]
+from kit_rank import progress
 from torch.utils.data import DataLoader, Dataset
 
 AT = 6

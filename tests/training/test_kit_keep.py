@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import REPO
+from tests.support import NODE, REPO
 from tests.training.conftest import curve, free_port, records
-from tests.warm import NODE, Warm, came
+from tests.warm import Warm, came
 
 pytestmark = pytest.mark.smoke
 

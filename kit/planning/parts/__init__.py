@@ -62,12 +62,9 @@ def file_names(made: Decisions) -> tuple[str, ...]:
 
     A batch script from the user's own template may call anything, so its run has the files of all parts.
     """
-    unused = {
-        name
-        for part in all_parts()
-        if made.resolved.template is None and part.asked_by(made) is None
-        for name in part.files
-    }
+    wanted = [part for part in all_parts() if made.resolved.template is not None or part.asked_by(made) is not None]
+    # Two parts may import the same module.
+    unused = {name for part in all_parts() for name in part.files} - {name for part in wanted for name in part.files}
     return tuple(name for name in (*program_names(), *library_names()) if name not in unused)
 
 

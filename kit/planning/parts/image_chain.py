@@ -17,6 +17,6 @@ PART = Part(
     name="image_chain",
     asked_by=_asked_by,
     constants=lambda made: {"KIT_CHAINED_IMAGE": steps.image_chain(made)},
-    modules=tuple(f"lib/image_{name}.py" for name in _MODULES),
+    modules=(*(f"lib/image_{name}.py" for name in _MODULES), "lib/node_wire.py"),
     order=20,
 )

@@ -16,6 +16,6 @@ PART = Part(
     asked_by=_asked_by,
     constants=lambda made: {"KIT_MEMORY_ARGV": steps.memory_step(made)},
     check=memory_checkpoints.check,
-    modules=tuple(f"lib/kit_memory{name}.py" for name in ("", "_files", "_state", "_transfer")),
+    modules=(*(f"lib/kit_memory{name}.py" for name in ("", "_files", "_state", "_transfer")), "lib/node_wire.py"),
     order=50,
 )

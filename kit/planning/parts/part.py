@@ -25,7 +25,7 @@ class Part:
     name: of its folder in templates/parts/, and of its functions. asked_by: the key of the job that asks for the part, as a word
     for the head of the batch script; None where no key does. constants: name -> value in that head; empty values are left out.
     check: raises ConfigError for a job that asks for the part and cannot have it. modules: Python of templates/kit_node/ that
-    only this part needs, by name in the run. order: of the calls in a phase; parts of one number come by name.
+    only parts need, by name in the run; two may name the same. order: of the calls in a phase; parts of one number come by name.
     """
 
     name: str
@@ -37,7 +37,7 @@ class Part:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names in a run's bin/ and lib/ of what only this part needs."""
+        """Names in a run's bin/ and lib/ of what a run without this part does not need for it."""
         return (*part_names(self.name), *self.modules)
 
     @property

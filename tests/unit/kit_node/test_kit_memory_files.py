@@ -1,0 +1,106 @@
+"""kit_memory_files: a step in memory is there whole or not at all, and takes the memory of the one that it replaces."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import kit_memory_files
+import pytest
+from kit_memory_files import DamagedError, Files
+
+PART = "rank-3"
+
+
+def keep(files: Files, step: int, content: bytes, part: str = PART) -> None:
+    draft = files.write(part, len(content))
+    draft.payload[:] = content
+    draft.commit(step, kit_memory_files.sha256(memoryview(content)))
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    keep(files, 5, b"five")
+    assert files.steps() == {PART: [5]}
+    assert bytes(files.read(PART, 5)) == b"five"
+    assert files.digest(PART, 5) == kit_memory_files.sha256(memoryview(b"five"))
+    files.check(PART, 5)
+    # Another process of the node, such as the next start of the rank.
+    assert bytes(Files(str(tmp_path)).read(PART, 5)) == b"five"
+
+
+def test_the_newest_two_steps_stay_and_a_write_takes_the_memory_of_the_oldest(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    for step in (1, 2):
+        keep(files, step, bytes([step]) * 10)
+    oldest = (tmp_path / f"{PART}@1").stat().st_ino
+    keep(files, 3, b"3" * 10)
+    assert files.steps() == {PART: [2, 3]}
+    assert (tmp_path / f"{PART}@3").stat().st_ino == oldest
+    assert files.held() == sum(path.stat().st_size for path in tmp_path.iterdir())
+
+
+def test_a_writer_that_dies_leaves_the_steps_before_and_the_next_takes_its_draft(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    keep(files, 1, b"1" * 10)
+    files.write(PART, 10).payload[:3] = b"cut"
+    assert names(tmp_path) == {f"{PART}@1", f"{PART}@writing"}
+    again = Files(str(tmp_path))
+    assert again.steps() == {PART: [1]}
+    left = (tmp_path / f"{PART}@writing").stat().st_ino
+    keep(again, 2, b"2" * 20)
+    assert bytes(again.read(PART, 2)) == b"2" * 20
+    assert (tmp_path / f"{PART}@2").stat().st_ino == left
+
+
+def test_a_changed_byte_and_a_cut_file_are_damage(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    keep(files, 7, b"seven")
+    path = tmp_path / f"{PART}@7"
+    with path.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"!")
+    with pytest.raises(DamagedError, match=r"step 7 .* differs"):
+        files.check(PART, 7)
+    os.truncate(path, path.stat().st_size - 1)
+    with pytest.raises(DamagedError, match="is cut"):
+        files.read(PART, 7)
+    os.truncate(path, 3)
+    with pytest.raises(DamagedError, match="has 3 bytes"):
+        files.read(PART, 7)
+
+
+def test_a_digest_that_is_not_known_yet_is_none_until_it_is_noted(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    draft = files.write("shared", 4)
+    draft.payload[:] = b"same"
+    draft.commit(1)
+    assert files.digest("shared", 1) is None
+    files.check("shared", 1)
+    files.note_digest("shared", 1, kit_memory_files.sha256(memoryview(b"same")))
+    files.check("shared", 1)
+    assert files.digest("shared", 1) == kit_memory_files.sha256(memoryview(b"same"))
+    assert bytes(files.read("shared", 1)) == b"same"
+
+
+def test_later_steps_and_parts_of_other_nodes_are_forgotten(tmp_path: Path) -> None:
+    files = Files(str(tmp_path))
+    for part in ("rank-0", "rank-1"):
+        for step in (4, 5):
+            keep(files, step, b"x", part)
+    (tmp_path / "no-part").touch()
+    files.forget(after=4, keep={"rank-0"})
+    assert files.steps() == {"rank-0": [4]}
+    assert names(tmp_path) == {"rank-0@4", "no-part"}
+
+
+def test_the_folder_is_one_of_the_job_its_start_and_the_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_ID", raising=False)
+    assert kit_memory_files.folder() is None
+    for name, value in (("SLURM_JOB_ID", "7"), ("SLURM_RESTART_COUNT", "2"), ("SLURMD_NODENAME", "n1")):
+        monkeypatch.setenv(name, value)
+    assert kit_memory_files.folder() == f"/dev/shm/kit-memory-{os.geteuid()}-7.2-n1"
