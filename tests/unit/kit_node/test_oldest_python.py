@@ -1,4 +1,7 @@
-"""What runs beside ranks promises one oldest Python. own_python.sh runs this folder on it; here is what any Python can tell."""
+"""The oldest Python of the modules that run beside ranks is 3.8: own_python.sh runs this folder on it.
+
+Any Python can tell their syntax.
+"""
 
 from __future__ import annotations
 
