@@ -14,7 +14,7 @@ cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 readonly OWN=/usr/bin/python3 VENV=.venv/bin/python
 readonly NODE_VERSION=3.8 NODE_VENV=.node-venv
 # Those that fork ranks and compare them with a plain start, and those that send an image from node to node.
-readonly NODE_PROGRAMS='forked_program_ends_as or one_node_reads_the_store or killed_sender_continues'
+readonly NODE_PROGRAMS='forked_program_ends_as and not syntax or one_node_reads_the_store or killed_sender_continues'
 
 say() {
     printf 'own-python: %s\n' "$*"

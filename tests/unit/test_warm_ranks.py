@@ -110,7 +110,8 @@ def test_what_was_imported_is_not_collected_again_by_each_rank(warm: Warm) -> No
         "import os; os._exit(200)",
         "def f():\n    raise ValueError('x')\nf()",
         "raise KeyboardInterrupt",
-        "def f(",
+        # Python 3.8 names another line where it reads the text from the file itself.
+        pytest.param("def f(", id="syntax"),
         "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
         "import os, signal; os.kill(os.getpid(), signal.SIGTERM)",
         "import atexit, threading, time\natexit.register(print, 'bye')\n"
