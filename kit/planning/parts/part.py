@@ -37,7 +37,7 @@ class Part:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Names in a run's bin/ and lib/ of what a run without this part does not need for it."""
+        """Names in bin/ and lib/ of what a run has for this part."""
         return (*part_names(self.name), *self.modules)
 
     @property
