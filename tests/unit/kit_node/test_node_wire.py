@@ -76,9 +76,13 @@ def test_a_client_that_says_nothing_is_a_stranger(ends: tuple[socket.socket, soc
 def test_messages_arrive_in_order_until_the_other_end_closes(ends: tuple[socket.socket, socket.socket]) -> None:
     client, server = ends
     long = "x" * 300_000
-    sender = threading.Thread(
-        target=lambda: (node_wire.say(client, a=1), node_wire.say(client, b=long), client.close())
-    )
+
+    def send() -> None:
+        node_wire.say(client, a=1)
+        node_wire.say(client, b=long)
+        client.close()
+
+    sender = threading.Thread(target=send)
     sender.start()
     assert list(node_wire.messages(server)) == [{"a": 1}, {"b": long}]
     sender.join()

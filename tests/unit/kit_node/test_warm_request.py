@@ -16,19 +16,18 @@ from warm_request import RefusalError, Request, block, check, receive
 ENV = {"PATH": "/bin", "RANK": "3", "HOME": "/root"}
 
 
-def request(folder: Path, **changes: object) -> Request:
+def request(folder: Path, *, argv: list[str] | None = None, cwd: str = "", cpus: list[int] | None = None) -> Request:
     (folder / "p.py").write_text("pass\n")
-    return {  # type: ignore[return-value] # with wrong values, too
-        "argv": ["python", "p.py"],
+    return {
+        "argv": argv or ["python", "p.py"],
         "env": dict(ENV),
-        "cwd": str(folder),
+        "cwd": cwd or str(folder),
         "umask": 0o22,
         "limits": {"RLIMIT_NOFILE": resource.getrlimit(resource.RLIMIT_NOFILE)},
-        "cpus": sorted(os.sched_getaffinity(0)),
+        "cpus": cpus or sorted(os.sched_getaffinity(0)),
         "ignored": [],
         "mask": [],
         "fds": [],
-        **changes,
     }
 
 
