@@ -1164,8 +1164,6 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/node_checks.sh <<'KIT_FILE'
 KIT_FILE
-    unpack 644 lib/node_wire.py <<'KIT_FILE'
-KIT_FILE
     unpack 644 lib/nodes.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/numbers.sh <<'KIT_FILE'
