@@ -251,7 +251,7 @@ def tables() -> list[Rule]:
 def ids() -> set[str]:
     """Of all rules: those of tables, and those that a function decides."""
     functions = set()
-    for path in (REPO / "kit" / "health").glob("*.py"):
+    for path in (REPO / "kit" / "health").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) == "answer":
                 functions |= {str(a.value) for a in node.args[1:2] if isinstance(a, ast.Constant)}
