@@ -59,9 +59,10 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
         if unmade_points.is_unmade(one.run_dir):
             unmade_points.mark_cancelled(one.run_dir)
             continue
-        if one.state == "PENDING":
-            # The batch script will not start, so it cannot remove them.
+        if one.state == "PENDING" or (one.active and one.job_id in at_once and not _has_begun(one.run_dir)):
+            # The batch script will not start, so it cannot remove them: it waits, in the queue or for a node's prolog.
             secret.remove(one.run_dir)
+        if one.state == "PENDING":
             RunPaths(one.run_dir).cancelled.touch()
         if one.active:
             _note(one.run_dir)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from kit.cli import port_notebook
 from kit.errors import RunError
 from kit.hosts import status
 from kit.hosts.status import Status
-from kit.record import manifest
+from kit.record import manifest, secret
 from kit.schema.run_paths import RunPaths
 from kit.slurm.client import QueuedJob
 from kit.submit import cancel, interactive
@@ -84,6 +85,39 @@ def test_a5_a_script_that_has_not_begun_cannot_be_asked(run: Status, told: Told)
     record(run, "start", "signal", "requeue")
     cancel.cancel([run], env={})
     assert told == ["at once"] * 2, "of the start after a requeue there is no record either"
+
+
+@pytest.mark.parametrize("state", ["PENDING", "CONFIGURING", "RUNNING", "REQUEUED", "SUSPENDED"])
+@pytest.mark.parametrize("requeued", [False, True])
+def test_c19_a_script_that_has_not_begun_leaves_no_secrets(
+    run: Status, told: Told, state: str, *, requeued: bool
+) -> None:
+    """Only those of a run that Slurm called PENDING were removed: one that waits for a node to boot, or its prolog, kept them."""
+    for name in (secret.FILE, secret.URLS_FILE):
+        (run.run_dir / name).write_text("export KEY=value\n")
+    if requeued:
+        record(run, "start", "signal", "requeue")
+    waits = replace(run, state=state)
+    assert waits.active
+    cancel.cancel([waits], env={})
+    assert told == ["at once"]
+    assert not (run.run_dir / secret.FILE).exists()
+    assert not (run.run_dir / secret.URLS_FILE).exists()
+
+
+def test_c19_a_run_that_waits_after_its_node_was_lost_leaves_no_secrets(run: Status, told: Told) -> None:
+    """Its last start recorded no end."""
+    (run.run_dir / secret.FILE).write_text("export KEY=value\n")
+    record(run, "start")
+    cancel.cancel([replace(run, state="PENDING")], env={})
+    assert (told, (run.run_dir / secret.FILE).exists()) == (["at once"], False)
+
+
+def test_c19_ranks_that_save_keep_their_secrets(run: Status, told: Told) -> None:
+    (run.run_dir / secret.FILE).write_text("export KEY=value\n")
+    record(run, "start")
+    cancel.cancel([run], env={})
+    assert (run.run_dir / secret.FILE).exists(), "the batch script removes them at its end"
 
 
 def test_a5_a_script_that_does_not_answer_is_ended_by_slurm(
