@@ -59,13 +59,18 @@ def cancel(runs: Sequence[Status], *, env: Mapping[str, str]) -> None:
         if unmade_points.is_unmade(one.run_dir):
             unmade_points.mark_cancelled(one.run_dir)
             continue
-        if one.state == "PENDING" or (one.active and one.job_id in at_once and not _has_begun(one.run_dir)):
-            # The batch script will not start, so it cannot remove them: it waits, in the queue or for a node's prolog.
-            secret.remove(one.run_dir)
-        if one.state == "PENDING":
-            RunPaths(one.run_dir).cancelled.touch()
+        _forget_if_waiting(one, ended=one.job_id in at_once)
         if one.active:
             _note(one.run_dir)
+
+
+def _forget_if_waiting(one: Status, *, ended: bool) -> None:
+    """Remove what a batch script that will not start cannot remove itself. ended: by Slurm, without asking the batch script."""
+    # It waits, in the queue or for a node's prolog.
+    if one.state == "PENDING" or (one.active and ended and not _has_begun(one.run_dir)):
+        secret.remove(one.run_dir)
+    if one.state == "PENDING":
+        RunPaths(one.run_dir).cancelled.touch()
 
 
 def _cancel_over_ssh(runs: Sequence[Status], env: OverSsh) -> None:
