@@ -31,6 +31,9 @@ STABLE = (
     "num_infer_nodes",
     "gpus_per_node",
     "hub_offline",
+    # The same by the names of prime-rl's own templates.
+    "hf_hub_offline",
+    "num_nodes",
 )
 AVOID_DIR = ".avoid"
 # This is below Linux's ephemeral ports (from 32768). nodes.sh chooses from 10,000 ports from here on, by job id.
@@ -132,6 +135,7 @@ def _steps(made: Decisions) -> dict[str, Any]:
 def _stable(made: Decisions) -> dict[str, Any]:
     """The variables named in STABLE."""
     table = made.job.rl or made.job.sft
+    offline = table.hub_offline if table else False
     return {
         "job_name": made.job.name,
         "project_dir": str(made.resolved.project),
@@ -140,7 +144,9 @@ def _stable(made: Decisions) -> dict[str, Any]:
         "num_train_nodes": table.num_train_nodes if table else made.allocation.nodes,
         "num_infer_nodes": sum(one.nodes for one in table.servers().values()) if table else 0,
         "gpus_per_node": made.allocation.gpus_per_node,
-        "hub_offline": table.hub_offline if table else False,
+        "hub_offline": offline,
+        "hf_hub_offline": offline,
+        "num_nodes": made.allocation.nodes,
     }
 
 

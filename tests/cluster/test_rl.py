@@ -73,6 +73,9 @@ def test_one_train_and_one_inference_node_learn(example: Lab, tmp_path: Path) ->
         assert link.is_symlink()
         assert link.resolve() == run.folder / "logs" / role / "rank-0.log"
         assert link.read_text()
+    for theirs, ours in (("train_node_rank_0", "trainer"), ("infer_node_rank_0", "inference"), ("orchestrator",) * 2):
+        link = run.folder / "logs" / f"latest_{theirs}.log"
+        assert link.resolve() == run.folder / "logs" / ours / "rank-0.log"
     assert (run.folder / "orchestrator" / "metrics.jsonl").exists()
     assert "step 25" in example.kit("logs", run.folder.name, "trainer").stdout
     assert "step 25" in panes(example, run.folder.name, tmp_path)["trainer"]

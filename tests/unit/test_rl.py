@@ -638,10 +638,11 @@ def test_a_table_that_the_launcher_does_not_read_is_refused(tmp_path: Path) -> N
 
 def test_stable_template_variables_of_an_rl_job(tmp_path: Path) -> None:
     (tmp_path / "my.j2").write_text(
-        "{{ num_train_nodes }} {{ num_infer_nodes }} {{ gpus_per_node }} {{ hub_offline }}\n"
+        "{{ num_train_nodes }} {{ num_infer_nodes }} {{ gpus_per_node }} {{ hub_offline }} "
+        "{{ hf_hub_offline }} {{ num_nodes }}\n"
     )
     job = JOB.replace("max_steps = 20\n", "max_steps = 20\nhub_offline = true\n") + '[slurm]\ntemplate = "my.j2"\n'
-    assert made(tmp_path, job).text_of("script") == "2 1 2 True\n"
+    assert made(tmp_path, job).text_of("script") == "2 1 2 True True 3\n"
 
 
 def test_sft_is_the_trainer_alone(tmp_path: Path) -> None:

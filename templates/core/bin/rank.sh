@@ -24,16 +24,6 @@ if [[ -n "${KIT_MEMORY}" ]]; then
     source "${KIT_RUN_DIR}/lib/memory_checkpoints.sh"
 fi
 
-# logs/latest_<role>_node_rank_<n>.log is the log of the first rank on the role's n-th node. A rename keeps it there at all times.
-rank::link() {
-    if [[ -n "${KIT_ROLE:-}" && "${LOCAL_RANK}" == 0 ]]; then
-        local -r link="${KIT_RUN_DIR}/logs/latest_${KIT_ROLE}_node_rank_${NODE_RANK}.log"
-        # shellcheck disable=SC2153 # RANK comes from torchrun or worker.sh
-        ln -sf -- "${KIT_ROLE}/rank-${RANK}.log" "${link}.new"
-        mv -fT -- "${link}.new" "${link}"
-    fi
-}
-
 # Opens the file that tells whether this task's slurmstepd lives, as rank_stepd: at the program's end the container's FUSE daemons may
 # be gone, and no path can be opened, not even /dev/null.
 rank::hold_slurmstepd() {
@@ -51,6 +41,7 @@ rank::is_orphan() {
 
 # Marks this rank's report as ended, so that the rank does not count as stalled.
 rank::end_report() {
+    # shellcheck disable=SC2153 # RANK comes from torchrun or worker.sh
     local -r file="/dev/shm/kit-${EUID}-${SLURM_JOB_ID:-}/${KIT_ROLE:-}@${RANK}"
     local step rest more
     [[ -O "${file}" && ! -L "${file}" ]] || return 0
@@ -110,7 +101,11 @@ main() {
     [[ -z "${TORCHELASTIC_RUN_ID:-}" ]] || NODE_RANK="${GROUP_RANK}"
     export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
     ((${KIT_TORCHRUN_LOGS:-0})) || exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
-    rank::link
+    if [[ -n "${KIT_ROLE:-}" && "${LOCAL_RANK}" == 0 ]]; then
+        # shellcheck source=/dev/null
+        source "${KIT_RUN_DIR}/lib/role_links.sh"
+        role_links::make
+    fi
     ((${TORCHELASTIC_MAX_RESTARTS:-0} == 0)) || failures::start_again "${RANK}"
     log::info "${KIT_ROLE:+${KIT_ROLE}: }rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
     rank::complete_words
