@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
 from kit import data_folders
-from kit.config import job_references, program_arguments, script_header
+from kit.config import job_references, prime_rl_file, program_arguments, script_header
 from kit.config.extends import job_files
 from kit.config.layers import Layer, merge, merge_all, merge_and_validate, parse_overrides, set_by
 from kit.config.program_arguments import ProgramWords
@@ -235,9 +235,22 @@ def read_job(
 
     cluster: a name of clusters/, default 'local'. overrides: 'a.b=c' each; c is TOML, or text if it is not valid TOML.
     """
-    is_script = script_header.is_script(job_file)
-    files = ((script_header.job_of_script(job_file), shown(job_file)),) if is_script else job_files(job_file)
-    return _read(files, job_file, cluster=cluster, overrides=overrides, project=project)
+    if script_header.is_script(job_file):
+        files: tuple[Layer, ...] = ((script_header.job_of_script(job_file), shown(job_file)),)
+        return _read(files, job_file, cluster=cluster, overrides=overrides, project=project)
+    files = job_files(job_file)
+    *_, (table, file) = files
+    if not prime_rl_file.is_one(table):
+        return _read(files, job_file, cluster=cluster, overrides=overrides, project=project)
+    folder = project or data_folders.project(Path.cwd())
+    made = _read(
+        (*files[:-1], (prime_rl_file.job_of(table, file, project=folder), file)),
+        job_file,
+        cluster=cluster,
+        overrides=overrides,
+        project=folder,
+    )
+    return replace(made, set_here=prime_rl_file.overrides_of(made.set_here, table))
 
 
 def job_path(given: Path) -> Path:

@@ -103,5 +103,5 @@ def test_the_file_has_every_release_that_a_launcher_knows() -> None:
     listed = {
         one for options in option_lists.lists_of(FILE).values() for has in options.values() for one in has.split()
     }
-    assert listed == {one for _, _, programs in _SETS if programs.releases for one in programs.releases.known} | {"0.4"}
+    assert listed == {one for _, _, programs in _SETS if programs.releases for one in programs.releases.known}
     assert isinstance(sft.framework, rl.RoleTable)
