@@ -1,7 +1,7 @@
 # `make help` lists the targets. Both `demo` and `test` begin with `setup`, and both are safe to run again.
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test unit training foreign gpu-check gpu-images own-python matrix matrix-short matrix-soak slow cuts faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs pictures lock bench bench-when bench-forecast release submit clean
+.PHONY: help setup demo test unit training foreign gpu-check gpu-images own-python matrix matrix-short matrix-soak slow cuts ways faults hostile soak soak-diloco sick calm mutants lint type golden schema reference docs pictures lock bench bench-when bench-forecast release submit clean
 
 PY := .venv/bin/python
 KIT := .venv/bin/kit
@@ -38,6 +38,9 @@ foreign: setup ## what the kit writes for other people's programs, given to thei
 
 cuts: ## 60 broken lines at random moments of what is done over ssh (as root)
 	@KIT_CUTS=60 $(PY) -m pytest -q -m "slow or not slow" -k cut tests/cluster/test_remote.py
+
+ways: ## types the lines of the existing ways of working, in order, on an embedded cluster
+	@$(PY) -m pytest -m "slow or not slow" tests/ways $(ARGS)
 
 faults: ## the whole fault matrix: every fault in every start shape and container runtime of this machine
 	@scripts/setup.sh --with-tests
