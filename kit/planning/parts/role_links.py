@@ -7,7 +7,7 @@ from kit.planning.parts.part import Part
 
 
 def _asked_by(made: Decisions) -> str | None:
-    return "roles" if made.roles else None
+    return "roles" if any(not placed.plain for placed in made.roles) else None
 
 
 PART = Part(name="role_links", asked_by=_asked_by)

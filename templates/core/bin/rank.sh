@@ -101,11 +101,8 @@ main() {
     [[ -z "${TORCHELASTIC_RUN_ID:-}" ]] || NODE_RANK="${GROUP_RANK}"
     export NODE_RANK="${NODE_RANK:-${GROUP_RANK}}"
     ((${KIT_TORCHRUN_LOGS:-0})) || exec >>"${KIT_RUN_DIR}/logs${KIT_ROLE:+/${KIT_ROLE}}/rank-${RANK}.log" 2>&1
-    if [[ -n "${KIT_ROLE:-}" && "${LOCAL_RANK}" == 0 ]]; then
-        # shellcheck source=/dev/null
-        source "${KIT_RUN_DIR}/lib/role_links.sh"
-        role_links::make
-    fi
+    # shellcheck source=/dev/null
+    [[ -z "${KIT_ROLE:-}" || "${LOCAL_RANK}" != 0 ]] || source "${KIT_RUN_DIR}/lib/role_links.sh"
     ((${TORCHELASTIC_MAX_RESTARTS:-0} == 0)) || failures::start_again "${RANK}"
     log::info "${KIT_ROLE:+${KIT_ROLE}: }rank ${RANK} of ${WORLD_SIZE}: node rank ${NODE_RANK}, local rank ${LOCAL_RANK}, restart ${KIT_RESTART_COUNT}"
     rank::complete_words

@@ -1,5 +1,5 @@
 #!/bin/bash
-# Links to the logs of a role's nodes.
+# Links to the logs of a role's nodes. rank.sh sources it in the first rank of each node, which makes them.
 
 # role_links::make: logs/latest_<role>_node_rank_<n>.log is the log of the first rank on the role's n-th node. The trainer, the servers
 # and the orchestrator of an RL run have prime-rl's names, too: latest_train_node_rank_<n>, latest_infer_node_rank_<n>, latest_orchestrator.
@@ -15,3 +15,5 @@ role_links::make() {
         mv -fT -- "${link}.new" "${link}"
     done
 }
+
+role_links::make
