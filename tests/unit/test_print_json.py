@@ -1,4 +1,4 @@
-"""What kit.cli.print_json prints is JSON, with a version in each object."""
+"""Output of kit.cli.print_json: JSON, with a version in each object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A job whose run goes on in the next job of a chain."""
+"""A job whose run continues in the next job of a chain."""
 
 from __future__ import annotations
 

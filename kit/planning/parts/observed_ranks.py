@@ -1,4 +1,4 @@
-"""What the ranks' processes do is observed from outside, for a stall watch that finds silent programs."""
+"""Watches what the processes of ranks do from outside, for a stall watch that finds silent programs."""
 
 from __future__ import annotations
 

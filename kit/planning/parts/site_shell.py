@@ -1,4 +1,4 @@
-"""What a login shell of the site defines, for lines that use it."""
+"""Functions that a login shell of the site defines, for lines that use them."""
 
 from __future__ import annotations
 

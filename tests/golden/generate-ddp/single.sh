@@ -14,7 +14,7 @@
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #SBATCH --mail-user=ada@example.org
-#SBATCH --mail-type=END,FAIL
+#SBATCH --mail-type=BEGIN,END,FAIL
 #SBATCH --no-requeue
 # 4 nodes x 8 ranks = world size 32; start shape torchrun: 1 task a node.
 # CPUs: 96 per node, as asked; 96 per task, 12 per rank.
@@ -47,7 +47,7 @@ unpack_all() {
 #SBATCH --open-mode=append
 #SBATCH --signal=B:USR1@120
 #SBATCH --mail-user=ada@example.org
-#SBATCH --mail-type=END,FAIL
+#SBATCH --mail-type=BEGIN,END,FAIL
 #SBATCH --no-requeue
 # 4 nodes x 8 ranks = world size 32; start shape torchrun: 1 task a node.
 # CPUs: 96 per node, as asked; 96 per task, 12 per rank.
@@ -628,7 +628,7 @@ account = "research-high"
 partition = "gpu"
 qos = "high"
 mail_user = "ada@example.org"
-mail_type = "END,FAIL"
+mail_type = "BEGIN,END,FAIL"
 output = "logs/%x-%j.out"
 error = "logs/%x-%j.err"
 exclusive = false

@@ -970,7 +970,6 @@ tensorboard = false
 
 [diloco]
 replicas_per_node = 2
-nodes_per_replica = 1
 first_group = 0
 across = false
 restarts = 3
