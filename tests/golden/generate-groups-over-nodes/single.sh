@@ -1355,6 +1355,8 @@ KIT_FILE
 KIT_FILE
     unpack 644 lib/retry.sh <<'KIT_FILE'
 KIT_FILE
+    unpack 644 lib/role_links.sh <<'KIT_FILE'
+KIT_FILE
     unpack 644 lib/role_policy.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/roles.sh <<'KIT_FILE'
