@@ -34,8 +34,8 @@ COMMANDS = {
     "sweep": ("sweep", "sweep.toml"),
     "why": ("why", "{run}"),
 }
-# The most files. Lower a number when a change allows it. Each part of a run (kit/planning/parts) is asked whether the job uses it, and
-# counts; who changes a command reads none of them.
+# The most files. Lower a number when a change allows it. Each part of a run (kit/planning/parts) is asked whether the job uses it,
+# and so counts; who changes a command reads none of them.
 MOST = {"render": 111, "submit": 137, "sweep": 147, "why": 47}
 JOB = """
 name = "journey"
