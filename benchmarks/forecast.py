@@ -23,11 +23,11 @@ from benchmarks._common import ROOT, Goal, project, report
 from kit.errors import ConfigError
 from kit.forecast import submit_forecast
 from kit.hosts import status
-from kit.hosts.which_slurm import queue
 from kit.record import metrics as reported
 from kit.record import run_facts
 from kit.slurm import embedded
 from kit.submit import prepare_run, submit
+from kit.submit.catch_up import queue
 from kit.submit.prepare_run import Prepared
 
 _NAME = "forecast"

@@ -40,6 +40,7 @@ from kit.record.manifest import Manifest, read
 from kit.schema.job import Job
 from kit.schema.metric_goals import Goal
 from kit.schema.run_paths import RunPaths
+from kit.submit import catch_up
 from kit.submit import rerun as repeating
 from kit.submit import submit as one_run
 from kit.sweeps import cancel_by_name, find, prepare, record
@@ -73,7 +74,7 @@ class Run:
 
     def status(self) -> Status:
         """Its state; Slurm is asked once."""
-        (one,) = of.of([self.folder], queue=which_slurm.queue())
+        (one,) = of.of([self.folder], queue=catch_up.queue())
         return one
 
     def why(self) -> Explanation:
@@ -86,7 +87,7 @@ class Run:
 
     def wait(self) -> Status:
         """Wait for the end. The exit code is in the status; a failed run raises no exception."""
-        return of.wait(self.folder, queue=which_slurm.queue(), on_poll=lambda _: None)
+        return of.wait(self.folder, queue=catch_up.queue(), on_poll=lambda _: None)
 
     def cancel(self) -> None:
         """Cancel the run, as `kit cancel` does. A run that has ended stays as it is."""
@@ -130,7 +131,7 @@ class SweepRun:
     def wait(self) -> list[Run]:
         """Wait for all points; return the runs of those that did not end well."""
         paths = record.SweepPaths(self.folder)
-        failed = waiting.wait(self.folder, queue=which_slurm.queue(), on_poll=lambda _: None)
+        failed = waiting.wait(self.folder, queue=catch_up.queue(), on_poll=lambda _: None)
         return [Run(paths.point(index)) for index in failed]
 
     def cancel(self) -> None:
@@ -139,7 +140,7 @@ class SweepRun:
 
     def results(self, *, metric: str | None = None, goal: Goal | None = None, reduce: Reduce = "last") -> Results:
         """All points with their metrics, the best first."""
-        return gather(self.folder, queue=which_slurm.queue(), metric=metric, goal=goal, reduce=reduce)
+        return gather(self.folder, queue=catch_up.queue(), metric=metric, goal=goal, reduce=reduce)
 
 
 def plan(
@@ -184,7 +185,7 @@ def submit(
         if after:
             texts = [one.folder.name if isinstance(one, Run) else one for one in after]
             folders = find_runs.folders(ready.resolved.project)
-            ready = dependencies.with_dependency(ready, texts, folders, queue=which_slurm.queue())
+            ready = dependencies.with_dependency(ready, texts, folders, queue=catch_up.queue())
         one_run.submit(ready)
         return Run(ready.folder)
 
@@ -227,21 +228,21 @@ def find_run(name: str | None = None, *, project: Path | None = None) -> Run:
 def list_runs(*, project: Path | None = None) -> list[ListedRun]:
     """All runs of the project, oldest first, as `kit runs` lists them. Slurm is asked once per cluster."""
     with data_folders.in_project(project):
-        found = run_status.list_statuses(None, queue=which_slurm.queue(), say=_log.warning)
+        found = run_status.list_statuses(None, queue=catch_up.queue(), say=_log.warning)
         return [run_status.listed(one) for one in found]
 
 
 def status(run: Run | str | Path | None = None, *, project: Path | None = None) -> RunStatus:
     """All about the state of a run, as `kit status` shows it; by default of the newest."""
     with data_folders.in_project(project):
-        one = run_status.status_of(_folder(run), queue=which_slurm.queue(), say=_log.warning)
-        return run_status.shown(one, queue=which_slurm.queue(), say=_log.warning)
+        one = run_status.status_of(_folder(run), queue=catch_up.queue(), say=_log.warning)
+        return run_status.shown(one, queue=catch_up.queue(), say=_log.warning)
 
 
 def why(run: Run | str | Path | None = None, *, project: Path | None = None) -> Explanation:
     """How a run ended, or why it waits, and what to do next, as `kit why` tells."""
     with data_folders.in_project(project):
-        return explanation(run_status.status_of(_folder(run), queue=which_slurm.queue(), say=_log.warning))
+        return explanation(run_status.status_of(_folder(run), queue=catch_up.queue(), say=_log.warning))
 
 
 def logs(
@@ -276,7 +277,7 @@ def cancel(*runs: Run | SweepRun | str | Path, project: Path | None = None) -> l
         return []
     with data_folders.in_project(project):
         folders = named_runs.folders(None, *names, say=_log.warning)
-        return cancel_by_name.cancel(names, folders, queue=which_slurm.queue())
+        return cancel_by_name.cancel(names, folders, queue=catch_up.queue())
 
 
 def wait(
@@ -321,9 +322,7 @@ async def watch_runs(
 
 def _watch(runs: Sequence[Run | str | Path]) -> RunsWatch:
     folders = [_folder(one) for one in runs]
-    return RunsWatch(
-        folders, queue=which_slurm.queue(), history=which_slurm.history(say=_log.warning), say=_log.warning
-    )
+    return RunsWatch(folders, queue=catch_up.queue(), history=which_slurm.history(say=_log.warning), say=_log.warning)
 
 
 def rerun(

@@ -60,7 +60,6 @@ def looked(one: Status, answer: Answer, *, say: Callable[[str], None]) -> Answer
     from kit.health import silence
     from kit.health.rules import stall_rules
     from kit.health.run_record import Record
-    from kit.hosts import which_slurm
     from kit.sessions import stacks
 
     record = Record(status=one)
@@ -68,7 +67,7 @@ def looked(one: Status, answer: Answer, *, say: Callable[[str], None]) -> Answer
         return answer
     say(f"{one.run_dir.name}: its logs have been silent for {quiet:.0f} s; looking at its ranks")
     try:
-        texts = stacks.gather(one, rank=None, env=which_slurm.env_of(one.facts.cluster))
+        texts = stacks.gather(one, rank=None)
     except KitError:
         # Another user's job, or a busy controller: what the files say stays true.
         return answer

@@ -8,6 +8,7 @@ from pathlib import Path
 from kit import data_folders
 from kit.hosts import remote_clusters
 from kit.record import find_runs
+from kit.submit import catch_up
 
 Say = Callable[[str], None]
 
@@ -20,7 +21,7 @@ def folders(given: Path | None, *names: str | None, say: Say) -> list[Path]:
     if given:
         return [given]
     project = data_folders.project()
-    for problem in remote_clusters.refresh(project, names or (None,)).values():
+    for problem in catch_up.refresh(project, names or (None,)).values():
         say(f"{problem}\n  what follows is as it was when it last answered")
     return find_runs.folders(project)
 

@@ -13,7 +13,8 @@ from kit.answers.explain_run import first_line
 from kit.answers.named_runs import Say
 from kit.hosts import from_accounting, which_slurm
 from kit.hosts import status as of
-from kit.hosts.status import Queue, Status
+from kit.hosts.host import Queue
+from kit.hosts.status import Status
 from kit.record import find_runs, metrics, resumed_from, run_facts
 from kit.record.metrics import Latest, Quorum
 from kit.record.unmade_points import POINTS

@@ -17,8 +17,9 @@ from kit.errors import StillRunningError
 from kit.hosts import from_accounting, remote_clusters
 from kit.hosts import status as of
 from kit.hosts.from_accounting import Ask
+from kit.hosts.host import Queue
 from kit.hosts.patient_queue import PatientQueue
-from kit.hosts.status import UNKNOWN, Queue, Status
+from kit.hosts.status import UNKNOWN, Status
 from kit.record import how_ended, run_facts
 from kit.record.run_facts import Facts
 from kit.schema.run_paths import RunPaths

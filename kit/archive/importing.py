@@ -27,6 +27,7 @@ from kit.archive import archive_format
 from kit.archive.archive_format import Index, Member
 from kit.errors import KitError, LockError, RunError, ToolError
 from kit.files import untrusted_files
+from kit.hosts import whole_folder
 from kit.images import store as images
 from kit.record import manifest
 from kit.record.manifest import Imported, Manifest
@@ -34,7 +35,7 @@ from kit.schema.image import ImageLock
 from kit.schema.run_paths import RunPaths
 from kit.snapshots import tree_listing
 from kit.snapshots.tree_listing import Listing
-from kit.submit import folder, workspace
+from kit.submit import workspace
 
 _CHUNK = 1 << 20
 # The maximum size of a header. No exported run has longer names or pax tables, and tarfile would keep them in memory.
@@ -66,7 +67,7 @@ def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | N
         if _is_here(final, digest, index):
             return ImportedRun(run_dir=final, new=False)
         _require_room(file, index, runs_dir)
-        with folder.whole(final) as partial, contextlib.ExitStack() as held:
+        with whole_folder.make_whole(final) as partial, contextlib.ExitStack() as held:
             aside = partial / ".import"
             aside.mkdir()
             place = aside

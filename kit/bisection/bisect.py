@@ -23,15 +23,14 @@ from kit.bisection.judge import Criterion, Ended, judge
 from kit.bisection.record import BisectionRecord, Trial
 from kit.bisection.state_run import Pair
 from kit.errors import ConfigError, EngineError, ImageError, JobRefusedError, RunError, SlurmError, UsageError
-from kit.hosts import status, which_slurm
+from kit.hosts import status, which_slurm, whole_folder
 from kit.hosts.status import Status
 from kit.record import manifest
 from kit.record.unmade_points import POINTS
 from kit.schema.run_paths import RunPaths
 from kit.schema.schema_base import Model
 from kit.slurm import client, short_forms
-from kit.submit import folder as run_folder
-from kit.submit import submit
+from kit.submit import catch_up, submit
 
 # A killed `kit bisect` may have called sbatch just before; Slurm gets the job within this time.
 _SENDING_S = 10.0
@@ -141,7 +140,7 @@ class Bisection:
         if not path.exists():
             return False
         made = manifest.read(path)
-        (now,) = status.of([run_dir], queue=which_slurm.queue())
+        (now,) = status.of([run_dir], queue=catch_up.queue())
         if made.job_id is not None or now.job_id is not None:
             return True
         if not which_slurm.is_up(made.cluster):
@@ -154,13 +153,13 @@ class Bisection:
                 made.model_copy(update={"job_id": job_id}).write(path)
                 return True
             if not young:
-                run_folder.remove(run_dir)
+                whole_folder.remove(run_dir)
                 return False
             time.sleep(1)
 
     def _judged(self, known: BisectionRecord, point: Trial, say: Say) -> BisectionRecord:
         run_dir = Path(point.run_dir)
-        status.wait(run_dir, queue=which_slurm.queue(), on_poll=_require_up)
+        status.wait(run_dir, queue=catch_up.queue(), on_poll=_require_up)
         verdict, said = judge(known.by, self.explain(run_dir))
         known = known.with_point(point.model_copy(update={"verdict": verdict, "said": said}))
         known.write(self.folder)

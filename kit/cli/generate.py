@@ -99,7 +99,7 @@ def generate(
 ) -> None:
     """Write one sbatch file that contains a TorchTitan run: one training, or torchft replica groups in or over nodes."""
     from kit.files import atomic_write
-    from kit.submit import output_folders
+    from kit.hosts import output_folders
     from kit.submit.single_sbatch_file import Asked, single_file
 
     asked = Asked(

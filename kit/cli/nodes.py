@@ -40,23 +40,18 @@ def nodes(
     project = data_folders.project()
     entry = config.cluster_entry(cluster, project)
     rules = config.load_model(entry.path, Cluster)
-    remote = remote_clusters.made(entry.name, rules)
+    host = remote_clusters.host_for(entry.name, rules, project=project)
     if forget is not None:
-        if remote:
-            avoided_nodes.forget_over_ssh(remote, forget)
-        else:
-            avoided_nodes.forget(find_runs.folder_of(rules, project), forget)
+        host.forget(forget)
         return
     if add is not None:
         if not avoided_nodes.NODE.fullmatch(add):
             raise UsageError(f"--avoid {add}: not the name of a node", hint="sinfo -N")
-        if remote:
-            remote_clusters.refuse(entry.name, "'kit nodes --avoid'")
-        avoided_nodes.add(find_runs.folder_of(rules, project), add, reason or "named by kit nodes --avoid")
+        host.avoid(add, reason or "named by kit nodes --avoid")
         return
     # The record of runs can be read only where their folders are.
-    records = [] if remote else _records(find_runs.folder_of(rules, project))
-    avoided = avoided_nodes.read_over_ssh(remote) if remote else avoided_nodes.read(find_runs.folder_of(rules, project))
+    records = _records(find_runs.folder_of(rules, project)) if host.shares_files else []
+    avoided = host.avoided()
     suspected = nodes_of.suspects(records)
     if as_json:
         rows: list[dict[str, object]] = [

@@ -169,16 +169,15 @@ def resume(
     For a training over two clusters whose jobs have not ended, start the relay again if it is down.
     """
     from kit.cli.wait_and_follow import queue, wait_run
-    from kit.hosts import which_slurm
     from kit.submit.resume import restart_relay
     from kit.submit.resume import resume as submit_again
 
     one = find(run)
-    if first := restart_relay(one, queue=queue(), env=which_slurm.env_of):
+    if first := restart_relay(one, queue=queue()):
         made = one.manifest
         print(f"the relay of {first} runs again", file=sys.stderr)
     else:
-        made = submit_again(one, env=which_slurm.env_of(one.manifest.cluster))
+        made = submit_again(one)
         print(f"job {made.job_id}: {made.run_id} continues", file=sys.stderr)
     if as_json:
         print_json("resume", made.model_dump(mode="json"))

@@ -31,8 +31,8 @@ def serve(
 ) -> None:
     """Serve live pages of all runs to a browser on this machine. The URL contains the token that access needs."""
     from kit.errors import ToolError, UsageError
-    from kit.hosts import which_slurm
     from kit.reports import vega_library
+    from kit.submit import catch_up
 
     if port and path:
         raise UsageError("--port and --socket cannot be used together", hint="leave one out")
@@ -49,7 +49,7 @@ def serve(
     from kit.serve.current_runs import Board
 
     token = new_token()
-    board = Board(lambda: folders(runs_dir), which_slurm.queue())
+    board = Board(lambda: folders(runs_dir), catch_up.queue())
     served, hub = app(board, token=token, script=vega_library.script(), may_control=control)
     with listen.on_path(path) if path else listen.on_port(port) as opened, contextlib.suppress(KeyboardInterrupt):
         _say(opened, token)

@@ -35,13 +35,13 @@ def shell(
     from kit.cli import runs
     from kit.cli.submit_messages import show_arguments
     from kit.config.program_arguments import with_keys
-    from kit.hosts import remote_clusters, which_slurm
+    from kit.hosts import remote_clusters
     from kit.submit import interactive
     from kit.submit.prepare_run import prepare
 
     if attach is not None:
         one = runs.find(attach)
-        raise typer.Exit(interactive.attach(one, node=node, env=which_slurm.env_of(one.manifest.cluster)))
+        raise typer.Exit(interactive.attach(one, node=node))
     # Use the job's folder itself, because the user edits there. A cluster over ssh does not have it, and gets a copy.
     live = [] if remote_clusters.of(config.cluster_entry(cluster, data_folders.project()).name) else ["snapshot=false"]
     ready = prepare(config.job_path(job), cluster=cluster, overrides=with_keys(set_ or [], live), containers=containers)

@@ -29,13 +29,12 @@ def stacks(
     from kit.cli.wait_and_follow import queue
     from kit.files.safe_text import clean
     from kit.hosts import status as of
-    from kit.hosts import which_slurm
     from kit.record import find_runs
     from kit.sessions import stacks as of_ranks
 
     run_dir = find_runs.find_one(run, folders(runs_dir, run))
     (one,) = of.of([run_dir], queue=queue())
-    found = of_ranks.gather(one, rank=rank, env=which_slurm.env_of(one.facts.cluster))
+    found = of_ranks.gather(one, rank=rank)
     if as_json:
         print_json("stacks", {"run": run_dir.name, "stacks": dict(found)})
         return

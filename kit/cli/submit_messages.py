@@ -60,7 +60,7 @@ def show_advice(jobs: Iterable[Prepared]) -> None:
         print(f"kit: {line}", file=sys.stderr)
     for job in jobs:
         _warn(parallel_group_fit.warnings(job.plan, env=job.env))
-        if job.remote is None:
+        if job.host.shares_files:
             _warn(warnings.warn_of_others(job.plan))
             _warn(warnings.warn_of_mounts(job.plan))
 
@@ -101,7 +101,7 @@ def show_outlook(found: Outlook, start: WhenAnswer | None) -> None:
 def after_an_interrupt(ready: Prepared) -> str:
     """Whether a submit that Ctrl-C interrupted was complete. A refused or interrupted submit leaves no folder."""
     run_dir = ready.plan.run_dir
-    if ready.remote:
+    if not ready.host.shares_files:
         return f"'kit status {ready.plan.run_id}' tells whether the job was submitted"
     if not run_dir.is_dir():
         return "nothing was submitted"

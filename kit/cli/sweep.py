@@ -103,8 +103,7 @@ def sweep(
     else:
         print(made.at)
     if wait and record:
-        if made.first.remote:
-            made.first.remote.refresh()
+        made.first.host.refresh()
         wait_sweep(made.at)
 
 
@@ -156,11 +155,11 @@ def _after(texts: list[str], arrays: tuple[Array, ...], job_file: Path, env: Map
 def _folders(job_file: Path) -> list[Path]:
     from kit import data_folders
     from kit.cli.runs import warn
-    from kit.hosts import remote_clusters
     from kit.record import find_runs
+    from kit.submit import catch_up
 
     project = data_folders.project(job_file.resolve().parent)
-    for problem in remote_clusters.refresh(project).values():
+    for problem in catch_up.refresh(project).values():
         warn(problem)
     return find_runs.folders(project)
 

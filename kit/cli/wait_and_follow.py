@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from kit.hosts.status import Queue, Status
+    from kit.hosts.host import Queue
+    from kit.hosts.status import Status
     from kit.record.logs import Wanted
     from kit.slurm.client import JobId, QueuedJob
 
@@ -136,9 +137,9 @@ def goes_on(name: str, *, noun: str = "run") -> Iterator[None]:
 
 def queue() -> Queue:
     """A function that asks Slurm once per cluster. A cluster that is not up has no jobs."""
-    from kit.hosts import which_slurm
+    from kit.submit import catch_up
 
-    return which_slurm.queue()
+    return catch_up.queue()
 
 
 def queue_for_display() -> Queue:

@@ -26,14 +26,14 @@ def watch(
     """Send run notices by mail, Slack, Teams, webhook or ntfy, as the job's notify table sets. Each event is sent once."""
     from kit.errors import UsageError
     from kit.files.safe_text import clean
-    from kit.hosts import which_slurm
     from kit.notices import send
     from kit.notices.watch import Watcher, lately, whom
     from kit.notices.watch import watch as look
     from kit.record import find_runs
+    from kit.submit import catch_up
 
     send.require_apprise()
-    queue = which_slurm.queue()
+    queue = catch_up.queue()
     named = [find_runs.find_one(name, folders(runs_dir)) for name in names or []]
     for run_dir in named:
         # Check now, not only when there is something to report.

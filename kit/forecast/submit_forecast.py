@@ -99,7 +99,7 @@ def look(prepared: Prepared) -> Outlook:
     made = prepared.plan
     program = gpt_program_options.of_plan(made)
     # The runs of a cluster reached over ssh are on that cluster's disks.
-    earlier = [] if prepared.remote else past_runs.newest(made)
+    earlier = past_runs.newest(made) if prepared.host.shares_files else []
     size = _checkpoint(program, earlier)
     folder = made.run_dir / "checkpoints"
     limit = made.job.resources.time
@@ -108,7 +108,7 @@ def look(prepared: Prepared) -> Outlook:
         fit=_fit(prepared, program, earlier) if program else None,
         checkpoint=size,
         keep=made.job.checkpoint.keep or gpt_program_options.read_default_keep(),
-        room=free_space.under(folder, env=prepared.env) if size and not prepared.remote else None,
+        room=free_space.under(folder, env=prepared.env) if size and prepared.host.shares_files else None,
         duration=_duration(program, earlier),
         limit=60 * minutes(limit) or None if limit else None,
         goes_on=bool(made.job.chain or made.job.retry.requeue or made.job.slurm.requeue),

@@ -17,8 +17,8 @@ from kit.hosts import status, which_slurm
 from kit.record import checkpoint_steps, metrics
 from kit.schema.world_size_text import PLAIN
 from kit.slurm import client, short_forms
+from kit.submit import catch_up, rerun, submit
 from kit.submit import recorded_inputs as reading
-from kit.submit import rerun, submit
 from kit.submit.prepare_run import Prepared
 from kit.submit.recorded_inputs import Earlier
 
@@ -82,7 +82,7 @@ def run(made: Rotation, say: Callable[[str], None]) -> Rotated:
         say(f"job {sent.job_id}, run {sent.run_id}: ranks on {' '.join(order)}")
     placements = []
     for order, one in zip(made.orders, made.runs, strict=True):
-        ended = status.wait(one.plan.run_dir, queue=which_slurm.queue(), on_poll=lambda _: None)
+        ended = status.wait(one.plan.run_dir, queue=catch_up.queue(), on_poll=lambda _: None)
         if ended.state != "COMPLETED" or ended.exit_code:
             raise RunError(
                 f"run {one.plan.run_id} ended {ended.state}: what it computed is not compared",
@@ -114,7 +114,7 @@ def _placed(job: Table, order: Sequence[str]) -> Table:
 def _orders(first: Earlier) -> tuple[tuple[str, ...], ...]:
     """The run's nodes, then the same shifted by one and by two in a ring of at least three nodes."""
     name = first.run_dir.name
-    (one,) = status.of([first.run_dir], queue=which_slurm.queue())
+    (one,) = status.of([first.run_dir], queue=catch_up.queue())
     env = which_slurm.env_of(one.facts.cluster)
     # Spare nodes come after the nodes of the ranks.
     mine = short_forms.expand_nodes(one.nodes)[: first.job["resources"]["nodes"]]

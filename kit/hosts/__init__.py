@@ -1,1 +1,1 @@
-"""Clusters: Slurm of this machine, of an embedded cluster, and of clusters over ssh; the status of runs there."""
+"""Where a cluster's Slurm and run folders are: this machine, or a login node over ssh. See host.py for the Protocol."""

@@ -19,7 +19,6 @@ from pathlib import Path
 
 from kit.errors import RunError
 from kit.files import atomic_write
-from kit.hosts.remote_clusters import RemoteCluster
 from kit.planning.batch_file import AVOID_DIR
 
 MEMORY_S = 24 * 3600
@@ -102,27 +101,12 @@ def add(runs_dir: Path, node: str, reason: str) -> None:
 
 def forget(runs_dir: Path, node: str) -> None:
     """Let jobs run on `node` again; RunError when it is not avoided."""
-    known = {one.node for one in read(runs_dir)}
-    if node not in known:
-        raise RunError(f"{node}: not among the avoided nodes: {', '.join(sorted(known)) or 'there are none'}")
+    require_known(node, read(runs_dir))
     (runs_dir / AVOID_DIR / node).unlink(missing_ok=True)
 
 
-def read_over_ssh(cluster: RemoteCluster) -> list[Avoided]:
-    """The avoided nodes of a cluster over ssh, in one request."""
-    found = cluster.refresh(plan=True).avoid
-    nodes = [
-        Avoided(node=n.node, since=datetime.fromtimestamp(n.since, UTC), reason=n.reason, recorded_by=n.recorded_by)
-        for n in found
-    ]
-    return sorted(nodes, key=lambda one: one.node)
-
-
-def forget_over_ssh(cluster: RemoteCluster, node: str) -> None:
-    """Let jobs run on `node` of a cluster over ssh again."""
-    known = {one.node for one in read_over_ssh(cluster)}
+def require_known(node: str, avoided: Iterable[Avoided]) -> None:
+    """RunError for a node that is not avoided."""
+    known = {one.node for one in avoided}
     if node not in known:
         raise RunError(f"{node}: not among the avoided nodes: {', '.join(sorted(known)) or 'there are none'}")
-    assert cluster.asked is not None
-    place = f"{cluster.asked.there.runs}/{AVOID_DIR}/{node}"
-    cluster.connection.run(["rm", "-f", "--", place], env={}, text=None, timeout=None, check=True)

@@ -20,7 +20,7 @@ from kit import config, data_folders, shell
 from kit.errors import ConfigError, Fault, RunError, ToolError
 from kit.files import untrusted_files
 from kit.hosts import remote_clusters
-from kit.hosts.remote_clusters import RemoteCluster
+from kit.hosts.ssh import SshHost
 from kit.record import find_runs, secret
 from kit.schema.cluster import Cluster, RelayRules
 from kit.schema.job import Job
@@ -38,7 +38,7 @@ _LISTENS_S = 20.0
 _LOOK_S = 0.1
 
 
-def free_port(rules: RelayRules, remote: RemoteCluster | None = None) -> int:
+def free_port(rules: RelayRules, remote: SshHost | None = None) -> int:
     """A port of the range that is free on the login node. ConfigError if none is free; ToolError if the login node has no Python.
 
     remote: the first cluster, if it is reached over ssh.
@@ -66,7 +66,7 @@ def _free_port_here(rules: RelayRules) -> int | None:
     return None
 
 
-def _free_port_there(rules: RelayRules, remote: RemoteCluster) -> int | None:
+def _free_port_there(rules: RelayRules, remote: SshHost) -> int | None:
     first, last = _range(rules)
     # The relay starts some requests later. So two submits at a time should not begin at the same port.
     words = {"FIRST": first, "LAST": last, "FROM": random.randint(first, last)}
@@ -112,7 +112,7 @@ def _start_here(run_dir: Path, rules: RelayRules, port: int, *, env: Mapping[str
         time.sleep(_LOOK_S)
 
 
-def _start_there(run_dir: Path, remote: RemoteCluster, rules: RelayRules, port: int) -> None:
+def _start_there(run_dir: Path, remote: SshHost, rules: RelayRules, port: int) -> None:
     words = {"RUN": remote.mirror.name_of(run_dir), "NODES_USE": rules.host, "PORT": port, "BIND": rules.bind or ""}
     # After a broken connection it is asked again: it starts no second one.
     reply = _ask(remote, "start", **words)
@@ -123,7 +123,7 @@ def _start_there(run_dir: Path, remote: RemoteCluster, rules: RelayRules, port: 
         raise ToolError(problem, hint=f"its log is {remote.mirror.path_there(run_dir)}/logs/relay.log")
 
 
-def _ask(remote: RemoteCluster, what: str, **words: object) -> Reply:
+def _ask(remote: SshHost, what: str, **words: object) -> Reply:
     given = {"RUN": "", "FIRST": 0, "LAST": 0, "FROM": 0, "PORT": 0, "NODES_USE": "", "BIND": ""}
     constants = {**mirrors.folders(remote.rules), **given, **words, "DO": what}
     return remote.connection.ask("relay", constants, looking=True)

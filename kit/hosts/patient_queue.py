@@ -5,13 +5,10 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
 
 from kit.errors import NoAnswerError, SlurmError, ToolError
+from kit.hosts.host import Queue
 from kit.slurm.client import JobId, QueuedJob
-
-if TYPE_CHECKING:
-    from kit.hosts.status import Queue
 
 # A restart of slurmctld on a large cluster takes minutes. Without any answer for so long, the wait ends.
 LONGEST_S = 900.0

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 
-from kit.hosts.status import Queue
+from kit.hosts.host import Queue
 from kit.slurm.client import JobId, QueuedJob
 
 # Seconds for which an answer is used again.

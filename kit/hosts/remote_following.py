@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from kit.errors import ToolError
 from kit.hosts import remote_clusters
-from kit.hosts.remote_clusters import RemoteCluster
-from kit.hosts.status import Queue
+from kit.hosts.host import Queue
+from kit.hosts.ssh import SshHost
 from kit.slurm.client import JobId, QueuedJob
 from kit.ssh.connection import LineError
 
@@ -70,7 +70,7 @@ def _fetch(run_dir: Path, once: Callable[[], None], stop: threading.Event) -> No
         before = size
 
 
-def _until_it_answers(remote: RemoteCluster, ask: Callable[[], T], *, say: Say, stop: threading.Event) -> T:
+def _until_it_answers(remote: SshHost, ask: Callable[[], T], *, say: Say, stop: threading.Event) -> T:
     pause, said = _TRY_S, False
     while True:
         remote.silent = ""

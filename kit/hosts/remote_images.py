@@ -14,8 +14,7 @@ from filelock import FileLock
 from kit import data_folders
 from kit.errors import ImageError, LockError
 from kit.files import untrusted_files
-from kit.hosts.remote_clusters import RemoteCluster
-from kit.ssh import run_folder_mirror as mirrors
+from kit.hosts.login_node import LoginNode
 from kit.ssh.answers import Reply
 from kit.ssh.connection import LineError
 from kit.ssh.shell_program import Words
@@ -33,19 +32,19 @@ def wanted(locks: Sequence[ImageLock]) -> Words:
     return Words(("printf", "%s\\n", *(lock.sha256 for lock in locks)) if locks else ("true",))
 
 
-def require_all(cluster: RemoteCluster, locks: Sequence[ImageLock], answer: Reply | None = None) -> None:
+def require_all(cluster: LoginNode, locks: Sequence[ImageLock], answer: Reply | None = None) -> None:
     """Make sure that the cluster's store has all these images. answer: the answer of `have.sh`, if it was asked already."""
     if answer is None:
         if not locks:
             return
-        constants = {**mirrors.folders(cluster.rules), "TREE": "", "ARGV": wanted(locks)}
+        constants = {**cluster.folders, "TREE": "", "ARGV": wanted(locks)}
         answer = cluster.connection.ask("have", constants)
     there = {line.split()[0]: line.split()[1:] for line in answer.text("images").splitlines()}
     for lock in locks:
         require(cluster, lock, there.get(lock.sha256, ["none"]))
 
 
-def require(cluster: RemoteCluster, lock: ImageLock, there: Sequence[str]) -> None:
+def require(cluster: LoginNode, lock: ImageLock, there: Sequence[str]) -> None:
     """Make sure that the cluster's store has the locked image. there: the answer of `have.sh` about it.
 
     LockError if this machine does not have it either, or if the cluster's copy differs; ImageError if it cannot be sent.
@@ -58,7 +57,7 @@ def require(cluster: RemoteCluster, lock: ImageLock, there: Sequence[str]) -> No
         _send(cluster, lock, int(there[1]) if there[0] == "part" else 0)
 
 
-def _check(cluster: RemoteCluster, lock: ImageLock, signature: Sequence[str]) -> None:
+def _check(cluster: LoginNode, lock: ImageLock, signature: Sequence[str]) -> None:
     """Check its digest. The cluster computes it once for each file; this machine remembers it by inode, size and time."""
     hint = f"remove it there: the next submit sends it again: ssh {cluster.connection.host}"
     if int(signature[1]) != lock.size:
@@ -68,7 +67,7 @@ def _check(cluster: RemoteCluster, lock: ImageLock, signature: Sequence[str]) ->
     note = _note(cluster, lock)
     if _read(note) == list(signature):
         return
-    reply = cluster.connection.ask("digest", {**mirrors.folders(cluster.rules), "SHA": lock.sha256})
+    reply = cluster.connection.ask("digest", {**cluster.folders, "SHA": lock.sha256})
     found = reply.text("digest").lstrip("\\")[:64]
     if found != lock.sha256:
         problem = f"the cluster's file has the digest sha256:{found}, and the lock says sha256:{lock.sha256}"
@@ -77,7 +76,7 @@ def _check(cluster: RemoteCluster, lock: ImageLock, signature: Sequence[str]) ->
     note.write_text(json.dumps(list(signature)), encoding="utf-8")
 
 
-def _send(cluster: RemoteCluster, lock: ImageLock, begun: int) -> None:
+def _send(cluster: LoginNode, lock: ImageLock, begun: int) -> None:
     """Send the image. After a broken connection, continue where it stopped; LineError if the connection does not return."""
     from kit.images import check_against_lock
 
@@ -101,19 +100,17 @@ def _send(cluster: RemoteCluster, lock: ImageLock, begun: int) -> None:
             return
 
 
-def _there(cluster: RemoteCluster, lock: ImageLock) -> list[str]:
-    constants = {**mirrors.folders(cluster.rules), "TREE": "", "ARGV": wanted([lock])}
+def _there(cluster: LoginNode, lock: ImageLock) -> list[str]:
+    constants = {**cluster.folders, "TREE": "", "ARGV": wanted([lock])}
     return cluster.connection.ask("have", constants).text("images").split()[1:]
 
 
-def _send_from(cluster: RemoteCluster, lock: ImageLock, path: Path, start: int) -> None:
+def _send_from(cluster: LoginNode, lock: ImageLock, path: Path, start: int) -> None:
     from kit.images import progress
 
     with progress.Terminal().counting(f"sending image {lock.name} to {cluster.name}", lock.size - start) as on_bytes:
         constants = {"SHA": lock.sha256, "SIZE": lock.size, "FROM": start, "BYTES": lock.size - start}
-        reply = cluster.connection.ask(
-            "image", {**mirrors.folders(cluster.rules), **constants}, data=_chunks(path, start, on_bytes)
-        )
+        reply = cluster.connection.ask("image", {**cluster.folders, **constants}, data=_chunks(path, start, on_bytes))
     if reply.codes["result"] != 0:
         said = "".join(f"\n  {line}" for line in reply.stderr.splitlines()[-5:])
         raise ImageError(
@@ -133,7 +130,7 @@ def _chunks(path: Path, start: int, on_bytes: Callable[[int], None]) -> Iterator
             on_bytes(len(chunk))
 
 
-def _note(cluster: RemoteCluster, lock: ImageLock) -> Path:
+def _note(cluster: LoginNode, lock: ImageLock) -> Path:
     return cluster.mirror.root / "images" / f"{lock.sha256}.json"
 
 

@@ -12,14 +12,13 @@ import io
 import sys
 import tarfile
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from kit.errors import JobRefusedError, RunError, SlurmError
-from kit.hosts.remote_clusters import RemoteCluster
-from kit.ssh import run_folder_mirror as mirrors
+from kit.hosts.login_node import LoginNode
 from kit.ssh import shell_program
 from kit.ssh.answers import Reply
 from kit.ssh.connection import LineError
@@ -50,17 +49,40 @@ class Errand:
         """The job's comment in Slurm. It identifies the job after a broken connection."""
         return f"kit:{self.folder}" + (f"/{self.again}" if self.again else "")
 
-    def constants(self, cluster: RemoteCluster) -> dict[str, object]:
+    def constants(self, cluster: LoginNode) -> dict[str, object]:
         """Constants for the program."""
         words = {"RUN": self.folder, "KIND": self.kind, "SCRIPT": self.script, "RIGHT": self.right}
         more = {"AGAIN": self.again, "OLD": self.old, "KEY": self.key, "ARGV": shell_program.Words(self.argv)}
-        return {**mirrors.folders(cluster.rules), **words, **more}
+        return {**cluster.folders, **words, **more}
 
 
 def with_key(errand: Errand, script_text: str) -> tuple[str, ...]:
     """The sbatch argv with the key as comment. If the job sets a comment itself, its batch script's path identifies it instead."""
     argv = errand.argv
     return argv if "--comment" in script_text else (*argv[:-1], f"--comment={errand.key}", argv[-1])
+
+
+def array_errand(runs: str, sweep: str, number: int, options: Sequence[str] = ()) -> Errand:
+    """The errand to submit one array of a sweep whose folder is on the cluster.
+
+    runs: the cluster's folder of runs. options: more for sbatch.
+    """
+    script = f"arrays/{number}/batch.sh"
+    made = Errand(
+        folder=sweep,
+        kind="array",
+        argv=("sbatch", "--parsable", *options, f"{runs}/{sweep}/{script}"),
+        script=script,
+        right=f"arrays/{number}/submitting",
+        again=str(number),
+    )
+    return replace(made, argv=with_key(made, ""))
+
+
+def run_errand(run_id: str, argv: tuple[str, ...], text: str = "") -> Errand:
+    """The errand to submit a run. text: of its batch script."""
+    made = Errand(folder=run_id, kind="run", argv=argv)
+    return replace(made, argv=with_key(made, text))
 
 
 @dataclass(frozen=True)
@@ -87,7 +109,7 @@ def packed(place: Path) -> Packed:
     return Packed(content, hashlib.sha256(content).hexdigest())
 
 
-def ask(cluster: RemoteCluster, errand: Errand) -> int | None:
+def ask(cluster: LoginNode, errand: Errand) -> int | None:
     """The result of an errand after a broken connection: the job's number, recorded on the cluster too.
 
     None without a folder or a job yet.
@@ -97,7 +119,7 @@ def ask(cluster: RemoteCluster, errand: Errand) -> int | None:
 
 
 def until_known(
-    cluster: RemoteCluster, errand: Errand, content: Packed | None, *, env: Mapping[str, str] | None = None
+    cluster: LoginNode, errand: Errand, content: Packed | None, *, env: Mapping[str, str] | None = None
 ) -> int:
     """Do the errand. After a broken connection, ask for its result and continue from there. Returns the job's number; 0 if nothing
     is submitted.
@@ -136,12 +158,12 @@ def until_known(
         return _job_of(reply, said, cluster, errand)
 
 
-def remove(cluster: RemoteCluster, folder: str) -> None:
+def remove(cluster: LoginNode, folder: str) -> None:
     """Remove a folder on the cluster from which no job was submitted."""
-    cluster.connection.ask("remove", {**mirrors.folders(cluster.rules), "RUN": folder})
+    cluster.connection.ask("remove", {**cluster.folders, "RUN": folder})
 
 
-def _job_of(reply: Reply, said: str, cluster: RemoteCluster, errand: Errand) -> int:
+def _job_of(reply: Reply, said: str, cluster: LoginNode, errand: Errand) -> int:
     words = reply.texts.get("said", "")
     lines = "\n".join(f"  {line}" for line in (words or reply.stderr).splitlines()[-5:])
     if said == "submitted":
@@ -158,16 +180,10 @@ def _job_of(reply: Reply, said: str, cluster: RemoteCluster, errand: Errand) -> 
         raise SlurmError(problem, hint=hint)
     if said == "nothing":
         raise RunError(f"cluster {cluster.name}: run {errand.folder} is not there any more", hint="kit runs")
-    place = f"{cluster.connection.host}:{_runs_there(cluster)}/{errand.folder}"
+    place = f"{cluster.connection.host}:{cluster.runs_there()}/{errand.folder}"
     raise RunError(
         f"{place}: cannot be written:\n{lines}", hint="free some space there, or set paths.runs of the cluster"
     )
-
-
-def _runs_there(cluster: RemoteCluster) -> str:
-    """The folder of runs on the cluster, if it is known."""
-    known = cluster.mirror.there()
-    return known.runs if known else cluster.rules.runs
 
 
 def _number(reply: Reply) -> int:

@@ -15,21 +15,20 @@ from typing import IO
 
 from kit.errors import RunError
 from kit.files import untrusted_files
-from kit.hosts.remote_clusters import RemoteCluster
+from kit.hosts.login_node import LoginNode
 from kit.snapshots import tree_listing
 from kit.snapshots.store import FOLDER, Store
 from kit.snapshots.tree_listing import ListedFile, Listing
-from kit.ssh import run_folder_mirror as mirrors
 
 _MODES = {"file": 0o444, "program": 0o555}
 
 
-def send(cluster: RemoteCluster, tree_wanted: Listing, folder: Path) -> None:
+def send(cluster: LoginNode, tree_wanted: Listing, folder: Path) -> None:
     """Send the missing files of a tree; its files are in `folder`. Two requests.
 
     RunError when a file has changed since it was scanned, or the cluster's disk refuses.
     """
-    folders = mirrors.folders(cluster.rules)
+    folders = cluster.folders
     by_name = {_name(entry): entry for entry in tree_wanted.entries if entry.kind != "link"}
     names = "".join(f"{name}\n" for name in by_name).encode()
     reply = cluster.connection.ask("lacking", folders, data=[names])
@@ -50,12 +49,12 @@ def send(cluster: RemoteCluster, tree_wanted: Listing, folder: Path) -> None:
         )
 
 
-def fetch(cluster: RemoteCluster, tree_hash: str) -> None:
+def fetch(cluster: LoginNode, tree_hash: str) -> None:
     """Fetch a tree into the snapshots of the cluster's mirror, if the cluster still has it. Its readers check every file."""
     store = Store(cluster.mirror.runs / f"{FOLDER}-{os.geteuid()}")
     if store.holds(tree_hash):
         return
-    reply = cluster.connection.ask("tree", {**mirrors.folders(cluster.rules), "TREE": tree_hash})
+    reply = cluster.connection.ask("tree", {**cluster.folders, "TREE": tree_hash})
     if not reply.text("tree").strip():
         return
     files = {one.path: one.content for one in reply.files}

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.hosts import open_submissions
+from kit.hosts.host import Queue
 from kit.hosts.patient_queue import PatientQueue
 from kit.record import foreign_runs, how_ended, index, run_facts, unmade_points
 from kit.record.run_facts import Facts
@@ -25,8 +26,6 @@ if TYPE_CHECKING:
 # all users, so it is asked less often.
 _LOOK_S, _ASK_S = 0.3, 5.0
 _SOONER_S = (0.3, 0.6, 1.2, 2.4)
-# Returns the jobs that Slurm knows, for a cluster's name; None if it cannot be reached.
-Queue = Callable[[str], Mapping[JobId, QueuedJob] | None]
 # The state of a job whose cluster cannot be reached, unless its own record says how it ended.
 UNKNOWN = "UNKNOWN"
 
@@ -128,7 +127,12 @@ def _with_foreign(found: list[Status]) -> list[Status]:
         return found
     from kit.hosts import which_slurm
 
-    answers = {cluster: which_slurm.foreign(cluster, those) for cluster, those in wanted.items()}
+    answers = {
+        cluster: which_slurm.foreign(
+            cluster, [one.job_id for one in those if one.job_id is not None], [one.run_dir for one in those]
+        )
+        for cluster, those in wanted.items()
+    }
     foreign = {one.run_dir for those in wanted.values() for one in those}
     return [_asked_for(one, answers[one.facts.cluster]) if one.run_dir in foreign else one for one in found]
 

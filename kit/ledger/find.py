@@ -11,7 +11,8 @@ from kit import config, data_folders
 from kit.errors import ConfigError, RunError
 from kit.health import last_step
 from kit.hosts import status as of
-from kit.hosts.status import Queue, Status
+from kit.hosts.host import Queue
+from kit.hosts.status import Status
 from kit.ledger import ledger, read_run
 from kit.ledger.ledger import Ledger
 from kit.record import find_runs, index, metrics

@@ -11,6 +11,7 @@ from kit.mcp.spending import Spent
 from kit.record import how_ended, run_facts
 from kit.schema.run_paths import RunPaths
 from kit.ssh import run_folder_mirror as mirrors
+from kit.submit import catch_up
 
 
 def settle(one: Spent) -> Spent:
@@ -26,13 +27,13 @@ def _opened(one: Spent, run_dir: Path) -> Spent:
     """An entry whose server ended before it recorded the outcome. The kit finds the run's job by its mark."""
     if mirrors.holding(run_dir):
         # The cluster may have the run although this machine does not.
-        (found,) = status.of([run_dir], queue=which_slurm.queue()) if run_dir.is_dir() else (None,)
+        (found,) = status.of([run_dir], queue=catch_up.queue()) if run_dir.is_dir() else (None,)
         job = found.facts.slurm_id if found else None
         return replace(one, state="submitted", job_id=str(job)) if job is not None else one
     if not run_dir.is_dir():
         # The folder, and in it the intent, come before sbatch.
         return replace(one, state="dropped")
-    (found,) = status.of([run_dir], queue=which_slurm.queue())
+    (found,) = status.of([run_dir], queue=catch_up.queue())
     if found.facts.slurm_id is not None:
         return replace(one, state="submitted", job_id=str(found.facts.slurm_id))
     intent = submission.read(RunPaths(run_dir).submission)
@@ -51,7 +52,7 @@ def _ended(one: Spent, run_dir: Path) -> Spent:
     """A run that has closed its own record used what it ran for. Any other counts as planned."""
     facts = run_facts.read(run_dir)
     if not facts.started and RunPaths(run_dir).cancelled.exists():
-        (found,) = status.of([run_dir], queue=which_slurm.queue())
+        (found,) = status.of([run_dir], queue=catch_up.queue())
         never = found.state == "CANCELLED" and not found.facts.started
         return replace(one, state="ended", node_hours=0.0, gpu_hours=0.0) if never else one
     if not how_ended.is_over(run_dir, facts):

@@ -11,14 +11,15 @@ from kit.answers.explain_run import explain
 from kit.comparison import recorded_run
 from kit.comparison.compare import compare
 from kit.errors import RunError
+from kit.hosts import remote_clusters
 from kit.hosts import status as of
-from kit.hosts import which_slurm
 from kit.hosts.status import Status
 from kit.mcp import as_data, find_own
 from kit.mcp import read_log as log
 from kit.mcp.session import AgentSession
 from kit.record import foreign_runs
 from kit.submit import cancel as cancelling
+from kit.submit import catch_up
 
 
 def _silent(_: str) -> None:
@@ -26,13 +27,13 @@ def _silent(_: str) -> None:
 
 
 def _status(run: str, *, to: str) -> Status:
-    return shown.status_of(find_own.find_run(run, to=to), queue=which_slurm.queue(), say=_silent)
+    return shown.status_of(find_own.find_run(run, to=to), queue=catch_up.queue(), say=_silent)
 
 
 def run_status(session: AgentSession, *, run: str) -> dict[str, Any]:
     """The state of one run."""
     one = _status(run, to="show its state")
-    full = shown.shown(one, queue=which_slurm.queue(), say=_silent)
+    full = shown.shown(one, queue=catch_up.queue(), say=_silent)
     return as_data.marked(asdict(full), run=as_data.text(one.run_dir.name), state=one.state, exit_code=one.exit_code)
 
 
@@ -69,7 +70,7 @@ def compare_runs(session: AgentSession, *, a: str, b: str) -> dict[str, Any]:
 
 def list_runs(session: AgentSession, *, newest: int) -> dict[str, Any]:
     """This user's newest runs of the project, and which of them agents have submitted."""
-    found = shown.list_statuses(None, queue=which_slurm.queue(), say=_silent)
+    found = shown.list_statuses(None, queue=catch_up.queue(), say=_silent)
     mine = [one for one in found if not foreign_runs.is_foreign(one.run_dir)]
     spent = {one.run for one in session.ledger.entries()}
     keys = ("run", "job_id", "state", "exit_code", "cluster", "nodes", "elapsed", "image", "rerun_of", "submitted_at")
@@ -89,7 +90,7 @@ def cancel_run(session: AgentSession, *, run: str) -> dict[str, Any]:
             f"run {run_dir.name} was not submitted by kit mcp, and {session.limits_file} allows to cancel own runs only",
             hint='ask the user, who may write: cancel = "mine"',
         )
-    (one,) = of.of([run_dir], queue=which_slurm.queue())
+    (one,) = of.of([run_dir], queue=catch_up.queue())
     if one.active:
-        cancelling.cancel([one], env=which_slurm.env_of(one.facts.cluster))
+        cancelling.cancel([one], host=remote_clusters.host_of_run(run_dir))
     return {"run": as_data.text(run_dir.name), "was": one.state, "cancelled": one.active}

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kit.hosts import which_slurm
 from kit.hosts.recent_queue import RecentQueue
 from kit.mcp import limits as limiting
 from kit.mcp import outcomes
 from kit.mcp.limits import Limits
 from kit.mcp.plans import Plans
 from kit.mcp.spending import SpendingRecord
+from kit.submit import catch_up
 
 _RUNS = "runs"
 
@@ -26,7 +26,7 @@ class AgentSession:
     limits_file: Path
     plans: Plans = field(default_factory=Plans)
     told: set[str] = field(default_factory=set)
-    recent: RecentQueue = field(default_factory=lambda: RecentQueue(which_slurm.queue()))
+    recent: RecentQueue = field(default_factory=lambda: RecentQueue(catch_up.queue()))
 
     @property
     def ledger(self) -> SpendingRecord:

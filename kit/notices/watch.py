@@ -10,7 +10,8 @@ from pathlib import Path
 from kit.config import load_model
 from kit.errors import KitError, SlurmError
 from kit.hosts import status as of
-from kit.hosts.status import Queue, Status
+from kit.hosts.host import Queue
+from kit.hosts.status import Status
 from kit.notices.happened import STALE_S
 from kit.notices.send_once import Say, tell
 from kit.record import find_runs, secret

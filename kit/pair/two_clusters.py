@@ -18,13 +18,13 @@ from kit import config
 from kit.config import Sources
 from kit.errors import ConfigError, Fault, UsageError
 from kit.hosts import pair_relay, remote_clusters
-from kit.pair import lone_halves
 from kit.record import secret
 from kit.record.manifest import Manifest
 from kit.schema.cluster import RelayRules
 from kit.schema.job import Job
 from kit.schema.run_paths import RunPaths
-from kit.submit import chain, prepare_run, submit
+from kit.slurm import client
+from kit.submit import lone_halves, prepare_run, submit
 from kit.submit.prepare_run import Partner, Prepared
 
 
@@ -142,14 +142,14 @@ def submit_pair(pair: TwoRuns, *, say: Callable[[Prepared, Manifest], None]) -> 
     try:
         with lone_halves.both_or_none() as about_to_submit:
             for one in pair.runs:
-                about_to_submit(one.remote, one.folder)
+                about_to_submit(one.host, one.folder)
                 sent.append((one, submit.submit(one, ready=True)))
                 if one is pair.first:
                     pair_relay.start(one.folder, pair.relay, pair.port, env=one.env)
     except BaseException:
         for one, made in sent:
-            if one.remote is None:
-                chain.cancel([made.job_id] if made.job_id is not None else [], env=one.env)
+            if one.host.shares_files:
+                client.cancel_each([made.job_id] if made.job_id is not None else [], env=one.env)
                 _note_cancelled(one.folder)
         for one in pair.runs:
             _say_cancelled(one, submitted=any(one is other for other, _ in sent))
@@ -160,7 +160,7 @@ def submit_pair(pair: TwoRuns, *, say: Callable[[Prepared, Manifest], None]) -> 
 
 def _say_cancelled(one: Prepared, *, submitted: bool) -> None:
     """Print whether a half is cancelled. Over ssh, a half may exist although its submit failed."""
-    if one.remote and lone_halves.is_noted(one.remote, one.folder):
+    if not one.host.shares_files and lone_halves.is_noted(one.host, one.folder):
         print(
             f"kit: {one.plan.run_id}: the next command that reaches {one.plan.cluster} cancels it, if it is there",
             file=sys.stderr,

@@ -20,16 +20,16 @@ if TYPE_CHECKING:
 
 def folder_of(cluster: Cluster, project: Path) -> Path:
     """This user's folder of runs for a cluster of this machine."""
-    return _filled(cluster.paths.runs, project)
+    return filled(cluster.paths.runs, project)
 
 
 def store_of(cluster: Cluster, project: Path) -> Path:
     """This user's image store for `cluster`: the one in its file, else KIT_STORE, else the user's own."""
     named = cluster.paths.store
-    return data_folders.image_store() if named is None else _filled(named, project)
+    return data_folders.image_store() if named is None else filled(named, project)
 
 
-def _filled(text: str, project: Path) -> Path:
+def filled(text: str, project: Path) -> Path:
     """Fill in a path of a cluster file. Links are not resolved: other nodes know the path by its name."""
     known = {
         "project": str(project),
@@ -54,7 +54,7 @@ def folders(project: Path) -> list[Path]:
         try:
             entry = data_folders.find("clusters", name, project_dir=project)
             known = known_files.cluster(entry.path)
-            found.append(_mirror_of(name, entry.path) if known.ssh else _filled(known.runs, project))
+            found.append(_mirror_of(name, entry.path) if known.ssh else filled(known.runs, project))
         except ConfigError:
             continue
     return list(dict.fromkeys(found))

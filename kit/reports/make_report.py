@@ -14,7 +14,8 @@ from kit.errors import UsageError
 from kit.files.safe_text import clean
 from kit.health.run_record import Record
 from kit.health.why import explain
-from kit.hosts.status import Queue, Status
+from kit.hosts.host import Queue
+from kit.hosts.status import Status
 from kit.ledger import find
 from kit.ledger.as_json import as_dict
 from kit.ledger.find import FoundLedgers

@@ -7,8 +7,8 @@ import time
 
 from kit.errors import RunError
 from kit.hosts import status as of
-from kit.hosts import which_slurm
 from kit.serve.current_runs import Board
+from kit.submit import catch_up
 from kit.submit.resume import resume
 from kit.sweeps import cancel_by_name
 
@@ -24,11 +24,9 @@ def act(board: Board, kind: str, name: str, action: str) -> str:
     with _ONE:
         try:
             if action == "cancel":
-                return "; ".join(
-                    map(str, cancel_by_name.cancel([str(found)], board.folders(), queue=which_slurm.queue()))
-                )
-            (one,) = of.of([found], queue=which_slurm.queue())
-            made = resume(one, env=which_slurm.env_of(one.manifest.cluster))
+                return "; ".join(map(str, cancel_by_name.cancel([str(found)], board.folders(), queue=catch_up.queue())))
+            (one,) = of.of([found], queue=catch_up.queue())
+            made = resume(one)
             return f"job {made.job_id}: {made.run_id} continues"
         finally:
             board.forget()

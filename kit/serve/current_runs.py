@@ -11,7 +11,8 @@ from pathlib import Path
 
 from kit.errors import SlurmError, ToolError
 from kit.hosts import status as of
-from kit.hosts.status import Queue, Status
+from kit.hosts.host import Queue
+from kit.hosts.status import Status
 from kit.record import find_runs, metrics, unmade_points
 from kit.record.unmade_points import POINTS
 from kit.schema.run_paths import RunPaths

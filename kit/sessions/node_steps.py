@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError, UsageError
 from kit.files import untrusted_files
-from kit.hosts import remote_clusters, which_slurm
-from kit.hosts.remote_clusters import RemoteCluster
+from kit.hosts import remote_clusters
+from kit.hosts.host import Host
 from kit.hosts.status import Status
 from kit.record.run_facts import events
 from kit.schema.run_paths import RunPaths
@@ -26,8 +25,7 @@ class JobNode:
     name: str
     number: str
     run_dir: Path
-    env: Mapping[str, str]
-    remote: RemoteCluster | None
+    host: Host
 
     def step(self, options: list[str], command: list[str]) -> list[str]:
         """The argv of a step on the node, with this process's pipes; also over ssh."""
@@ -44,8 +42,8 @@ class JobNode:
         return self.from_here(argv)
 
     def from_here(self, argv: list[str]) -> list[str]:
-        """The argv of a Slurm command for this machine or, if the cluster is reached over ssh, through ssh."""
-        return self.remote.connection.piped(argv, env={}) if self.remote else argv
+        """The argv, for this machine, of a Slurm command."""
+        return self.host.piped(argv)
 
 
 def of(status: Status, name: str | None) -> JobNode:
@@ -56,9 +54,8 @@ def of(status: Status, name: str | None) -> JobNode:
     run_dir = status.run_dir
     if status.state != "RUNNING":
         raise RunError(f"run {run_dir.name} is {status.state}: only a running job has nodes to go to")
-    remote = remote_clusters.holding(run_dir)
-    if remote:
-        remote.fetch(run_dir, accounting_too=False)
+    host = remote_clusters.host_of_run(run_dir)
+    host.fetch(run_dir, accounting_too=False)
     nodes = [str(e["nodes"]).split(",") for e in events(run_dir) if e["event"] == "attempt" and e.get("nodes")]
     if not nodes:
         raise RunError(f"run {run_dir.name} has started no rank yet", hint=f"kit logs {run_dir.name} --follow")
@@ -73,9 +70,8 @@ def of(status: Status, name: str | None) -> JobNode:
     return JobNode(
         name=found,
         number=str(started[-1] if started else status.job_id),
-        run_dir=Path(remote.mirror.path_there(run_dir)) if remote else run_dir,
-        env=which_slurm.env_of(status.facts.cluster),
-        remote=remote,
+        run_dir=host.path_there(run_dir),
+        host=host,
     )
 
 

@@ -8,7 +8,7 @@ import secrets
 import select
 import socket
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -65,7 +65,7 @@ def forward(opened: socket.socket, node: JobNode, port: int, *, active: Callable
                     continue
                 with taken:
                     links.append(
-                        shell.connected(argv, stdin=taken.fileno(), stdout=taken.fileno(), env=_local_env(node))
+                        shell.connected(argv, stdin=taken.fileno(), stdout=taken.fileno(), env=node.host.piped_env())
                     )
             links = [one for one in links if one.poll() is None]
             if time.monotonic() - asked > _ASK_S:
@@ -105,7 +105,7 @@ def serving(name: str, node: JobNode, shell_argv: tuple[str, ...], log: Path) ->
     read_end, write_end = os.pipe()
     with log.open("wb") as sink, os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb", buffering=0) as tap:
         argv = node.from_here(_tool_step(shell_argv, node, name, port))
-        process = shell.connected(argv, stdin=pipe.fileno(), stdout=sink.fileno(), env=_local_env(node), said=True)
+        process = shell.connected(argv, stdin=pipe.fileno(), stdout=sink.fileno(), env=node.host.piped_env(), said=True)
         try:
             pipe.close()
             _tell(tap, token)
@@ -122,7 +122,7 @@ def wait_until_up(server: Server, node: JobNode) -> None:
     ask = ["bash", "-c", 'exec 3<>"/dev/tcp/127.0.0.1/$1"', "bash", str(server.port)]
     argv = node.step(["--job-name=kit-port"], ask)
     while server.runs() and time.monotonic() < until:
-        if shell.run(argv, env=_local_env(node), check=False).returncode == 0:
+        if shell.run(argv, env=node.host.piped_env(), check=False).returncode == 0:
             return
         time.sleep(_LOOK_S)
     raise ToolError(
@@ -141,10 +141,6 @@ def _tool_step(shell_argv: tuple[str, ...], node: JobNode, name: str, port: int)
 def _tell(tap: IO[bytes], token: str) -> None:
     with contextlib.suppress(BrokenPipeError):
         tap.write(f"{token}\n".encode())
-
-
-def _local_env(node: JobNode) -> Mapping[str, str] | None:
-    return None if node.remote else node.env
 
 
 def _end(processes: list[shell.Process]) -> None:

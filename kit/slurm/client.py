@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -268,6 +269,16 @@ def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> Non
     done = run_local_or_ssh.run(["scancel", *options, *numbers], env=env, timeout=_TIMEOUT_S, check=False)
     if done.returncode != 0:
         raise SlurmError(f"scancel {' '.join(numbers)}: {done.stderr or 'refused'}")
+
+
+def cancel_each(job_ids: Sequence[JobId], *, env: Mapping[str, str]) -> None:
+    """Cancel some jobs with a scancel for each, the last first, so that no later link of a chain starts as an earlier one ends.
+
+    A job that Slurm does not know is passed over.
+    """
+    for job_id in reversed(job_ids):
+        with contextlib.suppress(SlurmError):
+            cancel(job_id, env=env)
 
 
 def test_only(script: str, *, env: Mapping[str, str], options: Sequence[str] = ()) -> ExpectedStart | None:

@@ -6,11 +6,10 @@ makes the later ones impossible, and Slurm drops them.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
-from kit.errors import ConfigError, Fault, SlurmError
+from kit.errors import ConfigError, Fault
 from kit.files import atomic_write
 from kit.hosts import submission
 from kit.planning.plan import Plan, PlanFile
@@ -51,13 +50,6 @@ def send(plan: Plan, first: int, *, env: Mapping[str, str]) -> tuple[int, ...]:
             sent.append(submission.submit(argv, env=env, note=note, earlier=sent))
         atomic_write.write(RunPaths(plan.run_dir).state / "links", "".join(f"{job_id}\n" for job_id in sent))
     except BaseException:
-        cancel(sent, env=env)
+        client.cancel_each(sent, env=env)
         raise
     return tuple(sent[1:])
-
-
-def cancel(job_ids: Sequence[client.JobId], *, env: Mapping[str, str]) -> None:
-    """Cancel the links of a chain, the last one first, so that none starts because an earlier one ended."""
-    for job_id in reversed(job_ids):
-        with contextlib.suppress(SlurmError):
-            client.cancel(job_id, env=env)

@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import getpass
-from datetime import UTC, datetime
 from pathlib import Path
 
-from kit import shell
 from kit.errors import RunError
 from kit.files import untrusted_files
 from kit.hosts import remote_clusters
-from kit.hosts.remote_clusters import RemoteCluster
 from kit.hosts.status import Status
 from kit.planning.plan import Plan
-from kit.record import manifest, own_run, secret
+from kit.record import own_run
 from kit.record.run_facts import events
 from kit.schema.run_paths import RunPaths
-from kit.slurm import client
-from kit.ssh import run_folder_mirror as mirrors
-from kit.submit import folder, workspace
 from kit.submit.prepare_run import Prepared
-from kit.submit.submit import require_ready, secrets_of
-
-# After a hang-up sh waits for the command to end, then removes the secrets. $0 is the run folder.
-_AND_REMOVE = 'trap : HUP INT TERM; "$@"; code=$?; rm -f -- "$0/.secrets"; exit "$code"'
+from kit.submit.submit import new_run, require_ready
 
 
 def allocate(prepared: Prepared) -> int:
@@ -32,42 +22,9 @@ def allocate(prepared: Prepared) -> int:
     The nodes are checked first, as for a batch job; the exit code is 72 when a check fails.
     """
     require_ready(prepared)
-    made, remote = prepared.plan, prepared.remote
-    if remote:
-        from kit.submit import remote_submit
-
-        remote_submit.send_what_it_lacks(prepared, remote)
-    record = manifest.of(
-        made,
-        job_file=prepared.job_file,
-        user=getpass.getuser(),
-        now=datetime.now(UTC),
-        slurm_version=client.version(env=prepared.env),
-        workspace=workspace.record(prepared.scan, prepared.resolved, patch=False),
-    )
-    record = record.model_copy(update={"interactive": True})
-    argv = [*made.salloc_argv, *_checked(made)]
-    if remote:
-        remote_submit.place(prepared, remote, record, patch="", submitted=False)
-        return _over_ssh(argv, prepared, remote)
-    folder.create(made, record, secrets=secrets_of(prepared))
-    try:
-        return shell.call(argv, env=_with_terminal(prepared.env))
-    finally:
-        secret.remove(made.run_dir)
-
-
-def _over_ssh(argv: list[str], prepared: Prepared, remote: RemoteCluster) -> int:
-    """Open the shell in a copy of the job's folder on the cluster.
-
-    Its secrets are removed when the shell or the connection ends.
-    """
-    made, snapshot = prepared.plan, prepared.site.snapshot
-    constants = {**mirrors.folders(remote.rules), "RUN": made.run_id, "TREE": str(snapshot.folder) if snapshot else ""}
-    remote.connection.ask("opened", constants).text("opened")
-    return shell.call(
-        remote.connection.terminal(["sh", "-c", _AND_REMOVE, str(made.run_dir), *argv], env=dict(prepared.env))
-    )
+    snapshot = prepared.site.snapshot
+    argv = [*prepared.plan.salloc_argv, *_checked(prepared.plan)]
+    return prepared.host.open_shell(new_run(prepared, interactive=True), argv, snapshot.folder if snapshot else None)
 
 
 def _checked(made: Plan) -> list[str]:
@@ -76,7 +33,7 @@ def _checked(made: Plan) -> list[str]:
     return [str(RunPaths(made.run_dir).bin / "checked.sh"), *checks, "0", *made.shell_argv]
 
 
-def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
+def attach(status: Status, *, node: str | None) -> int:
     """Open a shell on a node of a running job, with the job's container, mounts and environment; return its exit code."""
     own_run.require(status.run_dir, to="open a shell in it")
     if status.state != "RUNNING":
@@ -86,13 +43,10 @@ def attach(status: Status, *, node: str | None, env: dict[str, str]) -> int:
     # srun accepts only a job's own number. A task of an array has one, which its batch script has recorded.
     started = [one["job_id"] for one in events(status.run_dir) if one["event"] == "start"]
     number = started[-1] if started else status.job_id
-    remote = remote_clusters.holding(status.run_dir)
-    if remote:
-        remote.fetch(status.run_dir, accounting_too=False)
+    host = remote_clusters.host_of_run(status.run_dir)
+    host.fetch(status.run_dir, accounting_too=False)
     argv = [step[0], f"--jobid={number}", *where, *_container(status.run_dir, step), *step[1:]]
-    if remote:
-        return shell.call(remote.connection.terminal(argv, env={}))
-    return shell.call(argv, env=_with_terminal(env))
+    return host.on_terminal(argv)
 
 
 def _container(run_dir: Path, step: list[str]) -> list[str]:
@@ -102,9 +56,3 @@ def _container(run_dir: Path, step: list[str]) -> list[str]:
     image = next((word for word in step if word.startswith("--container-image=")), "")
     names = (path for path in (run_dir / "state").glob("container-*") if path.name.partition("-")[2] in image)
     return [untrusted_files.read_text(path, most=4096).strip() for path in names]
-
-
-def _with_terminal(env: dict[str, str]) -> dict[str, str]:
-    import os
-
-    return {**env, "TERM": os.environ.get("TERM", "dumb")}

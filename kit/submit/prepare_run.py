@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -13,17 +12,17 @@ from kit import config, data_folders
 from kit.allocation import minutes
 from kit.config import Resolved, Sources
 from kit.errors import Fault, UsageError
-from kit.hosts import avoided_nodes, remote_clusters
-from kit.hosts.remote_clusters import RemoteCluster
+from kit.hosts import remote_clusters
+from kit.hosts.host import Host, UserFacts
 from kit.planning import site_shell
 from kit.planning.plan import Plan, plan
 from kit.planning.plan_inputs import Site
-from kit.record import find_runs, run_ids
+from kit.record import run_ids
 from kit.schema.image_choice import is_reference
 from kit.schema.job import Job
 from kit.slurm import client, embedded
 from kit.snapshots.scan import Scan
-from kit.submit import chain, program_check, workspace
+from kit.submit import chain, portable_job, program_check, workspace
 
 if TYPE_CHECKING:
     from kit.schema.image import ImageLock
@@ -46,8 +45,8 @@ class Prepared:
     """A plan, with everything needed to submit it.
 
     env: of Slurm's commands. lock: of the image, if it has one. scan: of the job's folder, of which the run gets a copy; None if
-    the run works in the folder itself, or in the snapshot of `earlier`, the run that it repeats. remote: a cluster over ssh.
-    partner: the run on the other cluster of a training over two clusters, and their token.
+    the run works in the folder itself, or in the snapshot of `earlier`, the run that it repeats. host: of its cluster. partner: the
+    run on the other cluster of a training over two clusters, and their token.
     """
 
     plan: Plan
@@ -55,16 +54,16 @@ class Prepared:
     resolved: Resolved
     lock: ImageLock | None
     env: dict[str, str]
+    host: Host
     job_file: Path
     scan: Scan | None = None
     earlier: Earlier | None = None
-    remote: RemoteCluster | None = None
     partner: Partner | None = None
 
     @property
     def folder(self) -> Path:
         """The run folder for commands of this machine: for a cluster over ssh, its mirror."""
-        return self.remote.mirror.runs / self.plan.run_id if self.remote else self.plan.run_dir
+        return self.host.path_here(self.plan.run_dir)
 
     @property
     def warnings(self) -> tuple[Fault, ...]:
@@ -134,34 +133,31 @@ def prepare_resolved(
     """
     if live:
         resolved = replace(resolved, job=resolved.job.model_copy(update={"snapshot": False}))
-    remote = _remote(resolved, earlier)
-    env, pyxis = {}, False
+    host = remote_clusters.host_for(resolved.cluster_name, resolved.cluster, project=resolved.project)
+    if not host.shares_files:
+        portable_job.require(resolved, earlier)
+    facts, pyxis = host.user_facts(), False
     if resolved.cluster.embedded:
         running = embedded.find(resolved.cluster_name)
         if running is not None:
-            env, pyxis = running.env(), running.has_pyxis
+            pyxis = running.has_pyxis
             resolved = _shaped_like(resolved, running)
-    names = (*resolved.cluster.inherit, *resolved.job.inherit)
-    env = client.environment(env, inherit=names)
-    if remote:
-        env = remote.env(client.inherited(names))
+    env = host.env((*resolved.cluster.inherit, *resolved.job.inherit))
     if not resolved.cluster.embedded and "auto" in {resolved.cluster.container.runtime}:
         pyxis = client.has_pyxis(env=env)
     locks = (lock_of(resolved, earlier), role_locks_of(resolved, earlier)) if containers else (None, {})
-    site = _site(resolved, now=now or datetime.now(UTC), pyxis=pyxis, containers=containers, run_id=run_id)
-    site = site if seed is None else replace(site, seed=seed)
-    if remote:
-        site = _over_there(site, remote)
-    uid = remote.connection.uid if remote else None
-    kept = earlier.snapshot(site.runs_dir, uid=uid) if earlier else None
-    scan = None if kept else workspace.read(resolved, remote.mirror.runs if remote else site.runs_dir)
-    site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir, uid=uid))
+    # Two submits of a job may happen in the same second, so the name has a random suffix.
+    run_id = run_id or run_ids.new_run_id(resolved.job.name, now or datetime.now(UTC))
+    site = _site(facts, run_id, seed=seed, pyxis=pyxis, containers=containers)
+    kept = earlier.snapshot(site.runs_dir, uid=facts.uid) if earlier else None
+    scan = None if kept else workspace.read(resolved, host.path_here(site.run_dir).parent)
+    site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir, uid=facts.uid))
     site = replace(site, node_order=earlier.node_order if earlier else ())
     made = plan(resolved, locks[0], site, role_locks=locks[1])
     if earlier:
         made = earlier.amended(made)
     made = chain.with_links(made, file=resolved.job_file)
-    if not remote and site_shell.carried(made.decisions):
+    if host.shares_files and site_shell.carried(made.decisions):
         env |= site_shell.environment(os.environ)
     program_check.require(made, scan, folder=earlier.folder if earlier else None)
     return Prepared(
@@ -170,40 +166,10 @@ def prepare_resolved(
         resolved=resolved,
         lock=locks[0],
         env=env,
+        host=host,
         job_file=job_file,
         scan=scan,
         earlier=earlier,
-        remote=remote,
-    )
-
-
-def _remote(resolved: Resolved, earlier: Earlier | None) -> RemoteCluster | None:
-    """The cluster and the facts that a plan needs about it, if it is reached over ssh."""
-    remote = remote_clusters.made(resolved.cluster_name, resolved.cluster)
-    if remote is None:
-        return None
-    from kit.submit.remote_submit import require_portable
-
-    require_portable(resolved)
-    if earlier and (earlier.from_step is not None or earlier.node_order):
-        remote_clusters.refuse(resolved.cluster_name, "a rerun from a checkpoint")
-    remote.refresh(plan=True)
-    return remote
-
-
-def _over_there(site: Site, remote: RemoteCluster) -> Site:
-    """The site of a run on a cluster over ssh: its paths, user and avoided nodes there."""
-    assert remote.asked is not None
-    there, runs = remote.asked.there, Path(remote.asked.there.runs)
-    return replace(
-        site,
-        run_dir=runs / site.run_id,
-        runs_dir=runs,
-        avoid=tuple(sorted(one.node for one in remote.asked.avoid if not one.recorded_by)),
-        user=there.user,
-        home=there.home,
-        data=there.data,
-        store=there.store,
     )
 
 
@@ -253,22 +219,17 @@ def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | N
     return None
 
 
-def _site(resolved: Resolved, *, now: datetime, pyxis: bool, containers: bool, run_id: str | None) -> Site:
-    user, home = getpass.getuser(), str(Path.home())
-    data = str(data_folders.user_data())
-    # Two submits of a job may happen in the same second, so the name has a random suffix.
-    run_id = run_id or run_ids.new_run_id(resolved.job.name, now)
-    runs_dir = find_runs.folder_of(resolved.cluster, resolved.project)
+def _site(facts: UserFacts, run_id: str, *, seed: int | None, pyxis: bool, containers: bool) -> Site:
     return Site(
         run_id=run_id,
-        run_dir=runs_dir / run_id,
-        runs_dir=runs_dir,
-        avoid=avoided_nodes.obeyed(avoided_nodes.read(runs_dir)),
-        user=user,
-        home=home,
-        data=data,
-        store=str(data_folders.image_store()),
-        seed=run_ids.new_seed(),
+        run_dir=facts.runs / run_id,
+        runs_dir=facts.runs,
+        avoid=facts.avoid,
+        user=facts.user,
+        home=facts.home,
+        data=facts.data,
+        store=facts.store,
+        seed=run_ids.new_seed() if seed is None else seed,
         pyxis=pyxis,
         containers=containers,
     )

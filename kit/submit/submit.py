@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import getpass
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from kit.errors import LockError, SlurmError, UnconfirmedError
-from kit.files import hold_signals
-from kit.hosts import submission
+from kit.errors import LockError, SlurmError
+from kit.hosts.host import Inputs, NeededImage, NewRun
 from kit.record import manifest, secret
 from kit.slurm import client, embedded
-from kit.submit import chain, folder, output_folders, workspace
+from kit.submit import chain, folder, workspace
 from kit.submit.prepare_run import Prepared
 
 
@@ -55,52 +54,50 @@ def submit(
 
     UnconfirmedError if it is not known whether Slurm has taken the job; then the run folder stays.
 
-    expected: called with Slurm's estimate of the start, before the job is in the queue; not for a cluster over ssh. ready:
+    expected: called with Slurm's estimate of the start, before the job is in the queue, where that is on this machine. ready:
     `make_ready` was called.
     """
-    made, earlier = prepared.plan, prepared.earlier
     start = None if ready else make_ready(prepared)
-    if prepared.remote:
-        from kit.submit import remote_submit
-
-        return remote_submit.submit(prepared, prepared.remote, now=now)
-    if not ready:
+    if prepared.host.shares_files and not ready:
         expected(start)
-    patch = workspace.patch(prepared.scan) or (earlier.patch() if earlier else "")
+    run = new_run(prepared, now=now)
+    keep_code(prepared)
+    return prepared.host.submit(run)
+
+
+def new_run(prepared: Prepared, *, now: datetime | None = None, interactive: bool = False) -> NewRun:
+    """What the cluster's host needs to make the run folder and to submit the job. interactive: it is a shell's."""
+    made, earlier = prepared.plan, prepared.earlier
+    patch = "" if interactive else workspace.patch(prepared.scan) or (earlier.patch() if earlier else "")
     record = record_of(prepared, patch=patch, now=now)
-    workspace.keep(prepared.scan, made)
-    if earlier:
-        record = earlier.told(record)
-        earlier.keep(prepared.site.runs_dir)
-    paths = folder.create(made, record, secrets=secrets_of(prepared), patch=patch)
-    try:
-        # When Slurm has accepted a job, its number is always recorded in the folder, even if the user interrupts.
-        with hold_signals.uninterrupted(), output_folders.folders([made.text_of("batch.sh")]):
-            job_id = submission.submit(made.argv, env=prepared.env, note=paths.submission)
-            links = chain.send(made, job_id, env=prepared.env)
-            record = record.model_copy(update={"job_id": job_id, "links": links})
-            record.write(paths.manifest)
-            submission.confirmed(paths.submission)
-    except UnconfirmedError:
-        # Slurm may have the job. The next command that looks at the run finds out, by the mark.
-        raise
-    except BaseException:
-        if record.job_id is None:
-            folder.remove(made.run_dir)
-        raise
-    return record
+    record = earlier.told(record) if earlier else record
+    record = record.model_copy(update={"interactive": True}) if interactive else record
+    secrets = secrets_of(prepared)
+    return NewRun(
+        run_dir=made.run_dir,
+        record=record,
+        fill=lambda into: folder.fill(into, made, record, secrets=secrets, patch=patch),
+        argv=made.argv,
+        script=made.text_of("batch.sh"),
+        env=prepared.env,
+        send_links=lambda first: chain.send(made, first, env=prepared.env),
+    )
+
+
+def keep_code(prepared: Prepared) -> None:
+    """Store the run's snapshot next to the runs. A cluster that does not share this machine's files was sent it."""
+    if prepared.host.shares_files:
+        workspace.keep(prepared.scan, prepared.plan)
+        if prepared.earlier:
+            prepared.earlier.keep(prepared.site.runs_dir)
 
 
 def make_ready(prepared: Prepared) -> client.ExpectedStart | None:
-    """Do everything that may fail before a job is submitted: send what its cluster lacks, and ask Slurm; return Slurm's estimate.
+    """Do everything that may fail before a job is submitted, and ask Slurm; return Slurm's estimate.
 
     Errors of `require_ready`, and SlurmError if Slurm would refuse the job.
     """
     require_ready(prepared)
-    if prepared.remote:
-        from kit.submit import remote_submit
-
-        remote_submit.send_what_it_lacks(prepared, prepared.remote)
     return ask_slurm(prepared)
 
 
@@ -111,25 +108,35 @@ def secrets_of(prepared: Prepared) -> dict[str, str]:
     return secret.gather(resolved.job, job_dir=resolved.job_dir, job_file=resolved.job_file) | token
 
 
-def require_ready(prepared: Prepared) -> None:
-    """SlurmError if the cluster is not up; LockError if the image is missing or does not match its lock."""
-    from kit.images import check_against_lock
+def require_ready(first: Prepared, *others: Prepared) -> None:
+    """Make sure that the cluster is up and has the images and the code of these jobs, which differ in their images only.
 
-    made = prepared.plan
-    if prepared.resolved.cluster.embedded and embedded.find(prepared.resolved.cluster_name) is None:
-        raise SlurmError(f"cluster {made.cluster!r} is not up", hint=_up_hint(made.cluster))
-    # Over ssh, its digest is requested together with everything else that the cluster may lack.
-    for pinned in made.decisions.pins.distinct if prepared.remote is None else ():
-        if pinned.lock is None:
-            continue
-        store = Path(pinned.stored).parent.parent
-        try:
-            check_against_lock.check(pinned.lock, store, full=False)
-        except LockError as error:
-            if prepared.earlier is None:
-                raise
-            raise LockError(error.message, hint=prepared.earlier.rebuild(pinned.lock, store)) from None
-    _require_signatures(prepared)
+    SlurmError if it is not up; LockError if an image is missing, or does not match its lock, or is not signed.
+    """
+    resolved = first.resolved
+    if resolved.cluster.embedded and embedded.find(resolved.cluster_name) is None:
+        raise SlurmError(f"cluster {first.plan.cluster!r} is not up", hint=_up_hint(first.plan.cluster))
+    for prepared in (first, *others):
+        _require_signatures(prepared)
+    first.host.require_inputs(_inputs([first, *others]))
+
+
+def _inputs(jobs: Sequence[Prepared]) -> Inputs:
+    """The images of these jobs, each once, and the code of the first."""
+    pins = (pinned for one in jobs for pinned in one.plan.decisions.pins.distinct)
+    images = {
+        pinned.lock.sha256: NeededImage(lock=pinned.lock, store=Path(pinned.stored).parent.parent)
+        for pinned in pins
+        if pinned.lock is not None
+    }
+    scan, earlier = jobs[0].scan, jobs[0].earlier
+    code = None
+    if scan:
+        code = (scan.tree, scan.folder)
+    elif earlier and earlier.code:
+        tree, store = earlier.code
+        code = (tree, store.files_of(tree.hash))
+    return Inputs(images=[*images.values()], code=code, rebuild=earlier.rebuild if earlier else None)
 
 
 def _require_signatures(prepared: Prepared) -> None:

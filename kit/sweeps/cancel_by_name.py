@@ -8,11 +8,13 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.errors import KitError, RunError
-from kit.hosts import remote_clusters, status, which_slurm
-from kit.hosts.status import Queue, Status
+from kit.hosts import remote_clusters, status
+from kit.hosts.host import Queue
+from kit.hosts.status import Status
 from kit.record import find_runs
 from kit.slurm.client import JobId
 from kit.submit import cancel as runs
+from kit.submit import catch_up
 from kit.sweeps import find
 
 
@@ -53,9 +55,9 @@ def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[C
             if one.job_id is not None:
                 clusters.setdefault(one.facts.cluster, {})[one.job_id] = one
     problems = []
-    for cluster, jobs in clusters.items():
+    for jobs in ([*by_id.values()] for by_id in clusters.values()):
         try:
-            runs.cancel(list(jobs.values()), env=which_slurm.env_of(cluster))
+            runs.cancel(jobs, host=remote_clusters.host_of_run(jobs[0].run_dir))
         except KitError as error:
             # The jobs of the other clusters are cancelled all the same.
             problems.append(error)
@@ -75,7 +77,7 @@ def _with_partner(
 
 def _find_half(name: str, folders: list[Path], *, queue: Queue) -> tuple[Cancelled, list[Status]]:
     """The other half. If it was never submitted, or its cluster does not answer, this is no reason to keep the named one."""
-    remote_clusters.refresh(data_folders.project(), [name])
+    catch_up.refresh(data_folders.project(), [name])
     try:
         found = _find(name, folders, queue=queue)
     except RunError as error:

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from kit.errors import RunError
 from kit.hosts import status
-from kit.hosts.status import Queue, Status
+from kit.hosts.host import Queue
+from kit.hosts.status import Status
 from kit.record import find_runs, index
 from kit.schema.run_paths import RunPaths
 from kit.ssh import run_folder_mirror as mirrors

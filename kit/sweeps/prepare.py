@@ -54,8 +54,7 @@ class PreparedSweep:
     @property
     def at(self) -> Path:
         """The sweep's folder on this machine. For a cluster over ssh that is the mirror."""
-        remote = self.first.remote
-        return remote.mirror.runs / self.folder.name if remote else self.folder
+        return self.first.host.path_here(self.folder)
 
     @property
     def points(self) -> tuple[Point, ...]:

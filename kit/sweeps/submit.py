@@ -10,14 +10,15 @@ from pathlib import Path
 
 from kit.errors import SlurmError, UnconfirmedError
 from kit.files import atomic_write, hold_signals
-from kit.hosts import submission
+from kit.hosts import link_py_spy, output_folders, submission, whole_folder
+from kit.hosts.ssh import SshHost
 from kit.planning.plan import Plan
 from kit.record import manifest, secret, unmade_points
 from kit.record.manifest import Manifest
 from kit.record.unmade_points import MADE, ArrayPaths
 from kit.schema.run_paths import RunPaths
 from kit.slurm import client
-from kit.submit import folder, link_py_spy, output_folders, workspace
+from kit.submit import folder, workspace
 from kit.submit import submit as one_run
 from kit.submit.folder import Like
 from kit.submit.prepare_run import Prepared
@@ -38,12 +39,12 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
     now = now or datetime.now(UTC)
     arrays = prepared.arrays()
     require_ready(prepared)
-    if prepared.first.remote:
+    if isinstance(prepared.first.host, SshHost):
         from kit.sweeps import submit_over_ssh
 
-        return submit_over_ssh.submit(prepared, prepared.first.remote, arrays, after=after, now=now)
+        return submit_over_ssh.submit(prepared, prepared.first.host, arrays, after=after, now=now)
     ask(arrays, prepared.first.env, after)
-    with folder.whole(prepared.folder) as partial:
+    with whole_folder.make_whole(prepared.folder) as partial:
         at = SweepPaths(partial)
         at.points.mkdir()
         writer = _RunWriter(prepared, partial, prepared.points[0], now=now)
@@ -65,7 +66,7 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
         note(unsent.model_copy(update={"arrays": tuple(sent)}), sent, prepared.folder)
         raise
     except BaseException:
-        folder.remove(prepared.folder)
+        whole_folder.remove(prepared.folder)
         raise
     record = unsent.model_copy(update={"arrays": tuple(sent)})
     note(record, sent, prepared.folder)
@@ -84,10 +85,10 @@ def resubmit(
     again = set(points)
     wanted = [p for p in prepared.points if p.index in again]
     require_ready(prepared)
-    if prepared.first.remote:
+    if isinstance(prepared.first.host, SshHost):
         from kit.sweeps import submit_over_ssh
 
-        return submit_over_ssh.resubmit(prepared, prepared.first.remote, record, arrays, wanted, now=now)
+        return submit_over_ssh.resubmit(prepared, prepared.first.host, record, arrays, wanted, now=now)
     ask(arrays, prepared.first.env, {})
     known = {p.index for p in record.points}
     new = [p for p in wanted if p.index not in known]
@@ -102,7 +103,7 @@ def resubmit(
         raise
     except BaseException:
         for leftover in [*(a.folder for a in arrays), *(paths.point(p.index) for p in new)]:
-            folder.remove(leftover)
+            whole_folder.remove(leftover)
         raise
     record = record.model_copy(update={"points": points_now, "arrays": (*record.arrays, *sent)})
     note(record, sent, prepared.folder)
@@ -111,8 +112,8 @@ def resubmit(
 
 def require_ready(prepared: PreparedSweep) -> None:
     """Check images and cluster, once for each image."""
-    for place in {kind.image: place for place, kind in enumerate(prepared.kinds)}.values():
-        one_run.require_ready(prepared.runs[place])
+    places = {kind.image: place for place, kind in enumerate(prepared.kinds)}.values()
+    one_run.require_ready(*(prepared.runs[place] for place in places))
 
 
 def ask(arrays: Iterable[Array], env: dict[str, str], after: After) -> None:

@@ -15,15 +15,13 @@ from typing import TYPE_CHECKING
 
 from kit.errors import JobRefusedError, SlurmError
 from kit.hosts import remote_clusters, remote_send
-from kit.hosts.remote_clusters import RemoteCluster
 from kit.hosts.remote_send import Errand
+from kit.hosts.ssh import SshHost
 from kit.slurm import client
-from kit.submit import remote_submit
 from kit.sweeps import submit as sending
 from kit.sweeps.record import SentArray, SweepPaths, SweepRecord
 
 if TYPE_CHECKING:
-    from kit.schema.image import ImageLock
     from kit.sweeps.arrays import Array
     from kit.sweeps.points.expand import Point
     from kit.sweeps.prepare import PreparedSweep
@@ -33,7 +31,7 @@ _NONE = 0
 
 
 def submit(
-    prepared: PreparedSweep, cluster: RemoteCluster, arrays: Sequence[Array], *, after: sending.After, now: datetime
+    prepared: PreparedSweep, cluster: SshHost, arrays: Sequence[Array], *, after: sending.After, now: datetime
 ) -> SweepRecord:
     """Submit a new sweep. JobRefusedError when sbatch refuses one of its arrays; then nothing of it is left."""
     _prepare(prepared, cluster, arrays, after)
@@ -50,7 +48,7 @@ def submit(
 
 def resubmit(
     prepared: PreparedSweep,
-    cluster: RemoteCluster,
+    cluster: SshHost,
     record: SweepRecord,
     arrays: Sequence[Array],
     wanted: Sequence[Point],
@@ -69,24 +67,16 @@ def resubmit(
     return written.model_copy(update={"arrays": (*record.arrays, *_sent(arrays, {}, numbers))})
 
 
-def _prepare(prepared: PreparedSweep, cluster: RemoteCluster, arrays: Sequence[Array], after: sending.After) -> None:
+def _prepare(prepared: PreparedSweep, cluster: SshHost, arrays: Sequence[Array], after: sending.After) -> None:
     """Send everything that the sweep needs, and ask Slurm whether it would accept it."""
     if prepared.sweep.search:
         remote_clusters.refuse(cluster.name, "a sweep with a search, whose batch jobs run the kit,")
-    remote_submit.send_inputs(prepared.first, cluster, _locks(prepared))
     sending.ask(arrays, prepared.first.env, after)
-
-
-def _locks(prepared: PreparedSweep) -> list[ImageLock]:
-    """The lock of each image of all points, once."""
-    places = {kind.image: place for place, kind in enumerate(prepared.kinds)}.values()
-    pins = (pin for place in places for pin in prepared.runs[place].plan.decisions.pins.distinct)
-    return [*{pin.lock.sha256: pin.lock for pin in pins if pin.lock is not None}.values()]
 
 
 def _place(
     prepared: PreparedSweep,
-    cluster: RemoteCluster,
+    cluster: SshHost,
     record: SweepRecord,
     arrays: Sequence[Array],
     points: Sequence[Point],
@@ -106,12 +96,10 @@ def _place(
         record.write(SweepPaths(root))
         content = remote_send.packed(root)
     remote_send.until_known(cluster, Errand(folder=prepared.folder.name, kind=kind), content)
-    cluster.asked = None
+    cluster.forget_queue()
 
 
-def _send(
-    prepared: PreparedSweep, cluster: RemoteCluster, arrays: Sequence[Array], after: sending.After
-) -> dict[int, int]:
+def _send(prepared: PreparedSweep, cluster: SshHost, arrays: Sequence[Array], after: sending.After) -> dict[int, int]:
     """Submit each array and return its job. When one is refused, those before it are cancelled."""
     numbers: dict[int, int] = {}
     env = prepared.first.env
@@ -129,7 +117,7 @@ def _send(
 
 def _errand(prepared: PreparedSweep, array: Array, after: sending.After) -> Errand:
     options = after.get(array.number, ())
-    return remote_submit.array_errand(str(prepared.folder.parent), prepared.folder.name, array.number, options)
+    return remote_send.array_errand(str(prepared.folder.parent), prepared.folder.name, array.number, options)
 
 
 def _sent(arrays: Sequence[Array], after: sending.After, numbers: Mapping[int, int]) -> tuple[SentArray, ...]:

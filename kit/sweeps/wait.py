@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+from kit.hosts.host import Queue
 from kit.hosts.patient_queue import PatientQueue
-from kit.hosts.status import UNKNOWN, Queue
+from kit.hosts.status import UNKNOWN
 from kit.sweeps import find
 from kit.sweeps.find import state_of
 from kit.sweeps.record import read

@@ -13,7 +13,8 @@ from kit.record import find_runs
 from kit.slurm import client
 
 if TYPE_CHECKING:
-    from kit.hosts.status import Queue, Status
+    from kit.hosts.host import Queue
+    from kit.hosts.status import Status
     from kit.slurm.client import JobId
     from kit.submit.prepare_run import Prepared
     from kit.sweeps.arrays import Array

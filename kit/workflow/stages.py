@@ -19,7 +19,7 @@ from kit.errors import ConfigError, Fault, SlurmError, nearest
 from kit.record.manifest import Manifest
 from kit.schema.stages import Stage
 from kit.slurm import client
-from kit.submit import chain, prepare_run, submit
+from kit.submit import prepare_run, submit
 from kit.submit.prepare_run import Prepared
 from kit.workflow.dependencies import After, term, with_options
 
@@ -99,7 +99,7 @@ def submit_all(stages: tuple[PreparedStage, ...], *, say: Callable[[str, Manifes
         for stage in reversed(stages):
             if stage.name in sent:
                 with contextlib.suppress(SlurmError):
-                    chain.cancel(_jobs(sent[stage.name]), env=stage.prepared.env)
+                    client.cancel_each(_jobs(sent[stage.name]), env=stage.prepared.env)
         raise
     return [stage.prepared.folder for stage in stages]
 

@@ -61,7 +61,7 @@ def images(jobs: Iterable[Prepared]) -> dict[str, Path]:
     """Name -> store of each image that has a lock and no file, and that a build makes. Clusters over ssh have their own."""
     found: dict[str, Path] = {}
     for job in jobs:
-        for pinned in job.plan.decisions.pins.distinct if job.remote is None and job.earlier is None else ():
+        for pinned in job.plan.decisions.pins.distinct if job.host.shares_files and job.earlier is None else ():
             store = Path(pinned.stored).parent.parent
             if pinned.lock and store_files.lacks_built(store, pinned.lock):
                 found[pinned.lock.name] = store

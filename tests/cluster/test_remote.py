@@ -279,3 +279,6 @@ def test_nodes_that_failed_a_preflight_are_those_over_there(far: Far) -> None:
     assert (shown["node"], shown["reason"]) == ("bad-1", "no GPU")
     far.kit("nodes", "--cluster", far.name, "--forget", "bad-1")
     assert not (avoided / "bad-1").exists()
+    far.kit("nodes", "--cluster", far.name, "--avoid", "bad-2", "--reason", "its fan")
+    assert (avoided / "bad-2").read_text() == "its fan\n"
+    (avoided / "bad-2").unlink()

@@ -13,6 +13,7 @@ import pytest
 from kit.cli import port_notebook
 from kit.errors import RunError
 from kit.hosts import status
+from kit.hosts.local import LocalHost
 from kit.hosts.status import Status
 from kit.record import manifest, secret
 from kit.schema.run_paths import RunPaths
@@ -60,7 +61,7 @@ def test_c18_a_run_of_another_user_is_not_cancelled(run: Status, told: Told, mon
     """Its manifest can name any job, such as one of whoever cancels it."""
     monkeypatch.setattr("os.geteuid", lambda: run.run_dir.stat().st_uid + 1)
     with pytest.raises(RunError, match="only its owner can cancel its job"):
-        cancel.cancel([run], env={})
+        cancel.cancel([run], host=LocalHost(name="local"))
     assert told == []
 
 
@@ -72,7 +73,7 @@ def test_c18_no_shell_and_no_server_of_another_users_run(run: Status, monkeypatc
     monkeypatch.setattr("kit.cli.port_notebook._node", lambda *_: (run, None))
     monkeypatch.setattr("os.geteuid", lambda: run.run_dir.stat().st_uid + 1)
     with pytest.raises(RunError, match="only its owner can open a shell in it"):
-        interactive.attach(run, node=None, env={})
+        interactive.attach(run, node=None)
     with pytest.raises(RunError, match="only its owner can start a server in it"):
         port_notebook.notebook()
     assert ran == []
@@ -80,10 +81,10 @@ def test_c18_no_shell_and_no_server_of_another_users_run(run: Status, monkeypatc
 
 def test_a5_a_script_that_has_not_begun_cannot_be_asked(run: Status, told: Told) -> None:
     """A slow prolog: Slurm says RUNNING, and a signal to the batch script is lost."""
-    cancel.cancel([run], env={})
+    cancel.cancel([run], host=LocalHost(name="local"))
     assert told == ["at once"]
     record(run, "start", "signal", "requeue")
-    cancel.cancel([run], env={})
+    cancel.cancel([run], host=LocalHost(name="local"))
     assert told == ["at once"] * 2, "of the start after a requeue there is no record either"
 
 
@@ -124,7 +125,7 @@ def test_a5_a_script_that_does_not_answer_is_ended_by_slurm(
     run: Status, told: Told, capsys: pytest.CaptureFixture[str]
 ) -> None:
     record(run, "start")
-    cancel.cancel([run], env={})
+    cancel.cancel([run], host=LocalHost(name="local"))
     assert told == ["gently", "at once"]
     assert "digits-1: its batch script does not answer; Slurm ends the job" in capsys.readouterr().err
 
@@ -137,11 +138,11 @@ def test_a5_a_script_that_answers_is_left_alone(
     slept: Callable[[float], None] = lambda _seconds: record(run, answer)  # noqa: E731
     monkeypatch.setattr("kit.submit.cancel.time.sleep", slept)
     record(run, "start")
-    cancel.cancel([run], env={})
+    cancel.cancel([run], host=LocalHost(name="local"))
     assert told == ["gently"]
 
 
 def test_who_was_asked_before_is_ended(run: Status, told: Told) -> None:
     record(run, "start", "signal")
-    cancel.cancel([run], env={})
+    cancel.cancel([run], host=LocalHost(name="local"))
     assert told == ["at once"]

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError, RunError
+from kit.hosts import output_folders
 from kit.planning.plan import Plan
 from kit.planning.sbatch_header import header
-from kit.submit import output_folders
 from kit.submit.prepare_run import prepare
 from kit.sweeps import prepare as sweeps
 from tests.support import plan_of, write_job

@@ -14,6 +14,7 @@ import pytest
 from kit import shell
 from kit.errors import RunError
 from kit.files import own_folders
+from kit.hosts import whole_folder
 from kit.images import store_safety
 from kit.snapshots import scan
 from kit.snapshots.store import Store
@@ -39,7 +40,7 @@ def test_c12_a_run_folder_takes_no_default_acl(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     runs.mkdir()
     share_by_acl(runs)
-    with folder.whole(runs / "run") as partial:
+    with whole_folder.make_whole(runs / "run") as partial:
         (partial / "lib").mkdir()
         (partial / "state/deep").mkdir(parents=True)
     made = [runs / "run", *(path for path in (runs / "run").rglob("*") if path.is_dir())]
@@ -51,7 +52,7 @@ def test_c12_a_run_folder_takes_no_default_acl(tmp_path: Path) -> None:
 def test_c19_the_umask_opens_no_run_folder(tmp_path: Path, mask: int) -> None:
     before = os.umask(mask)
     try:
-        with folder.whole(tmp_path / "run") as partial:
+        with whole_folder.make_whole(tmp_path / "run") as partial:
             (partial / "logs").mkdir()
     finally:
         os.umask(before)
@@ -63,7 +64,7 @@ def test_c12_a_shared_folder_of_runs_gets_the_sticky_bit_from_its_owner(tmp_path
     os.chown(tmp_path, -1, _group_of_others())
     tmp_path.chmod(0o2775)
     assert own_folders.replaceable_by(tmp_path) == "its group"
-    with folder.whole(tmp_path / "run"):
+    with whole_folder.make_whole(tmp_path / "run"):
         pass
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o3775
     assert own_folders.replaceable_by(tmp_path) == ""
@@ -71,7 +72,7 @@ def test_c12_a_shared_folder_of_runs_gets_the_sticky_bit_from_its_owner(tmp_path
 
 def test_a_folder_of_one_user_keeps_its_bits(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
-    with folder.whole(tmp_path / "run"):
+    with whole_folder.make_whole(tmp_path / "run"):
         pass
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
 
@@ -116,7 +117,7 @@ def test_c11_a_new_store_is_closed_to_others_below_a_default_acl(tmp_path: Path)
 def run_dir(tmp_path: Path) -> Path:
     """A run folder as a submit writes it."""
     run = tmp_path / "runs" / "digits-1"
-    with folder.whole(run) as partial:
+    with whole_folder.make_whole(run) as partial:
         plan = plan_of(write_job(tmp_path, JOB), site=make_site(run_dir=run))
         folder.write_files(plan, partial)
         for name in plan.folders:

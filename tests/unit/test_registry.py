@@ -15,7 +15,7 @@ from kit import shell
 from kit.errors import RunError
 from kit.files import atomic_write
 from kit.files.owning_process import Owner
-from kit.hosts import status
+from kit.hosts import status, whole_folder
 from kit.record import find_runs, manifest
 from kit.record.manifest import Imported, Manifest
 from kit.record.unmade_points import POINTS
@@ -241,14 +241,14 @@ def test_a_submit_elsewhere_keeps_its_partial_folder(tmp_path: Path) -> None:
     gone = [f"{socket.gethostname()}~{me.boot}~{dead}~1~{me.namespace}"]
     for name in (*kept, *gone):
         (tmp_path / f".partial-{name}~x").mkdir()
-    with folder.whole(tmp_path / "run"):
+    with whole_folder.make_whole(tmp_path / "run"):
         pass
     left = {path.name for path in tmp_path.iterdir()} - {"run"}
     assert left == {f".partial-{name}~x" for name in kept}
     day_ago = datetime.now().timestamp() - 25 * 3600
     for name in left:
         os.utime(tmp_path / name, (day_ago, day_ago))
-    with folder.whole(tmp_path / "run2"):
+    with whole_folder.make_whole(tmp_path / "run2"):
         pass
     assert {path.name for path in tmp_path.iterdir()} - {"run", "run2"} == {f".partial-{me}~x"}
 
@@ -270,7 +270,8 @@ def test_nothing_of_a_run_can_be_written_by_others(tmp_path: Path, record: Manif
     made = plan_of(job, site=make_site(run_dir=tmp_path / "runs" / "d-1", containers=False))
     before = os.umask(0)
     try:
-        folder.create(made, record)
+        with whole_folder.make_whole(made.run_dir) as partial:
+            folder.fill(partial, made, record)
     finally:
         assert os.umask(before) == 0
     lax = [path for path in (tmp_path / "runs" / "d-1").rglob("*") if path.stat().st_mode & 0o022]

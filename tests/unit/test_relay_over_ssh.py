@@ -16,7 +16,7 @@ import pytest
 
 from kit.errors import ConfigError, ToolError
 from kit.hosts import pair_relay, remote_clusters
-from kit.hosts.remote_clusters import RemoteCluster
+from kit.hosts.ssh import SshHost
 from kit.schema.cluster import Cluster, RelayRules
 from kit.ssh import run_folder_mirror as mirrors
 from kit.ssh import shell_program
@@ -42,7 +42,7 @@ class HereConnection:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteCluster:
+def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SshHost:
     """A cluster whose runs are in a folder of this machine, with a run that has a job; Slurm answers that it runs."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     run = tmp_path / "runs" / "gpt-a"
@@ -61,7 +61,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteCluster:
     connection: Any = HereConnection(tmp_path)
     connection.path = str(tmp_path / "bin")
 
-    made = RemoteCluster("a", rules, connection, mirrors.of("a", rules))
+    made = SshHost("a", rules, connection, mirrors.of("a", rules))
     monkeypatch.setattr(remote_clusters, "holding", lambda run_dir: made)
     return made
 
@@ -73,7 +73,7 @@ def until(condition: Callable[[], object]) -> None:
         time.sleep(0.05)
 
 
-def asked(cluster: RemoteCluster) -> str:
+def asked(cluster: SshHost) -> str:
     """What `kit status` gets with the run's files."""
     constants = {
         "RUNS": str(cluster.rules.paths.runs),
@@ -88,7 +88,7 @@ def asked(cluster: RemoteCluster) -> str:
     return sh(shell_program.text("fetch", {**constants, **known}, mark="mark"), connection.folder).texts["relay"]
 
 
-def test_a_relay_is_started_once_and_its_state_is_seen(cluster: RemoteCluster) -> None:
+def test_a_relay_is_started_once_and_its_state_is_seen(cluster: SshHost) -> None:
     rules = RelayRules(host="127.0.0.1", ports="41000-41999", bind="127.0.0.1")
     run = Path(cluster.rules.paths.runs) / "gpt-a"
     mirrored = cluster.mirror.runs / "gpt-a"
@@ -115,7 +115,7 @@ def test_a_relay_is_started_once_and_its_state_is_seen(cluster: RemoteCluster) -
     assert asked(cluster) == "on login2"
 
 
-def test_a_relay_that_cannot_start_says_why(cluster: RemoteCluster) -> None:
+def test_a_relay_that_cannot_start_says_why(cluster: SshHost) -> None:
     rules = RelayRules(host="127.0.0.1", ports="41000-41999", bind="127.0.0.1")
     with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(ToolError) as caught:
         there = cluster.mirror.runs / "gpt-a"
@@ -129,7 +129,7 @@ def test_a_relay_that_cannot_start_says_why(cluster: RemoteCluster) -> None:
 
 
 def test_a_resumed_half_takes_the_token_that_the_other_still_has_over_there(
-    cluster: RemoteCluster, monkeypatch: pytest.MonkeyPatch
+    cluster: SshHost, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(pair_relay, "folder_of", lambda run_id: cluster.mirror.runs / run_id)
     assert pair_relay.token_for("gpt-a") == TOKEN
@@ -137,7 +137,7 @@ def test_a_resumed_half_takes_the_token_that_the_other_still_has_over_there(
     assert pair_relay.token_for("gpt-a") != TOKEN
 
 
-def test_a_login_node_without_a_python_for_it_is_named(cluster: RemoteCluster, tmp_path: Path) -> None:
+def test_a_login_node_without_a_python_for_it_is_named(cluster: SshHost, tmp_path: Path) -> None:
     for name in ("python3", *(f"python3.{minor}" for minor in range(8, 15))):
         (tmp_path / "bin" / name).write_text("#!/bin/sh\necho Python 3.6.8\nexit 1\n")
         (tmp_path / "bin" / name).chmod(0o755)

@@ -17,11 +17,12 @@ import pytest
 
 from kit.config import load_model
 from kit.errors import ConfigError, ToolError
-from kit.hosts import remote_clusters
+from kit.hosts.ssh import SshHost
 from kit.schema.cluster import Cluster
 from kit.slurm import client
 from kit.ssh import answers, run_folder_mirror, shell_program
-from kit.ssh.run_folder_mirror import Mirror
+from kit.ssh.connection import Connection
+from kit.ssh.run_folder_mirror import ClusterAnswer, Mirror
 
 HOSTILE = ["", " ", "'", '"', "$(touch owned)", "`touch owned`", "a\nb", "-x", "\\", "*", "ü"]
 
@@ -180,12 +181,13 @@ def _cluster(folder: Path, host: str, more: str = "", *, embedded: bool = False)
 
 @pytest.mark.parametrize(("age", "used", "asks"), [(10.0, False, 0), (10.0, True, 1), (1.0, True, 0), (60.0, False, 1)])
 def test_a_command_reads_the_queue_that_came_with_its_first_request(
-    monkeypatch: pytest.MonkeyPatch, age: float, used: bool, asks: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, used: bool, asks: int
 ) -> None:
     """Also if its other requests took long; a command that follows a run asks again."""
-    made = SimpleNamespace(silent="", asked=object(), asked_at=time.monotonic() - age, used=used, env=dict)
     asked: list[bool] = []
-    made.refresh = lambda: asked.append(True)
+    host = SshHost("pod", _cluster(tmp_path, "pod"), cast(Connection, SimpleNamespace()), Mirror(tmp_path))
+    host.asked, host.asked_at, host.used = cast(ClusterAnswer, object()), time.monotonic() - age, used
+    monkeypatch.setattr(SshHost, "refresh", lambda _: asked.append(True))
     monkeypatch.setattr(client, "queue", lambda **_: {})
-    assert remote_clusters.queue(cast(remote_clusters.RemoteCluster, made)) == {}
-    assert (len(asked), made.used) == (asks, True)
+    assert host.queue() == {}
+    assert (len(asked), host.used) == (asks, True)

@@ -18,6 +18,7 @@ from kit import config, data_folders, shell
 from kit.comparison import keys
 from kit.errors import ConfigError, KitError, LockError, RunError
 from kit.files import untrusted_files
+from kit.hosts import whole_folder
 from kit.planning.plan import Plan
 from kit.record import checkpoint_steps, manifest, run_facts
 from kit.record.manifest import Manifest
@@ -95,7 +96,8 @@ def written(made: Prepared) -> Path:
         workspace=workspace.record(made.scan, made.resolved, patch=False),
     )
     workspace.keep(made.scan, made.plan)
-    folder.create(made.plan, made.earlier.told(record) if made.earlier else record)
+    with whole_folder.make_whole(made.plan.run_dir) as partial:
+        folder.fill(partial, made.plan, made.earlier.told(record) if made.earlier else record)
     return made.plan.run_dir
 
 

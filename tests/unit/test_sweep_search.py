@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError
+from kit.hosts import whole_folder
 from kit.record import manifest
 from kit.schema.run_paths import RunPaths
 from kit.schema.sweep import Distribution, Halving, Search, Sweep, Value
-from kit.submit import folder
 from kit.sweeps.prepare import PreparedSweep, prepare
 from kit.sweeps.record import SweepPaths, SweepRecord
 from kit.sweeps.search import apply_chosen_values, halving, on_node, search_trials
@@ -97,7 +97,7 @@ def submitted(tmp_path: Path, text: str = SEARCH) -> tuple[SweepPaths, SweepReco
     (tmp_path / "sinfo").write_text("#!/bin/sh\necho slurm 22.05\n")
     (tmp_path / "sinfo").chmod(0o755)
     made, now = prepared(tmp_path, text), datetime.now(UTC)
-    with folder.whole(made.folder) as partial:
+    with whole_folder.make_whole(made.folder) as partial:
         SweepPaths(partial).points.mkdir()
         write_runs(made, made.points, partial, now=now)
         record = unsent_record(made, now=now)

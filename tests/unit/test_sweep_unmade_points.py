@@ -17,6 +17,7 @@ from kit.errors import RunError
 from kit.health import why
 from kit.health.run_record import Record
 from kit.hosts import status
+from kit.hosts.local import LocalHost
 from kit.ledger import find as ledgers
 from kit.record import find_runs, index, manifest, unmade_points
 from kit.reports.make_report import report
@@ -220,7 +221,7 @@ def test_cancelled_before_it_started(made: PreparedSweep, monkeypatch: pytest.Mo
     asked = []
     monkeypatch.setattr("kit.slurm.client.cancel", lambda *jobs, **_: asked.extend(jobs))
     run_task(made.folder, 7)
-    cancel.cancel(find.active(made.folder, queue=queue("PENDING")), env={})
+    cancel.cancel(find.active(made.folder, queue=queue("PENDING")), host=LocalHost(name="local"))
     assert sorted(asked) == [f"41_{task}" for task in range(8)]
     assert [one.name for one in SweepPaths(made.folder).points.iterdir()] == [f"{made.folder.name}.7"]
     states = find.states(made.folder, read(made.folder), queue=lambda _: {})

@@ -21,18 +21,19 @@ from typer.testing import CliRunner
 from kit import config
 from kit.cli import app
 from kit.errors import ConfigError, JobRefusedError, RunError, ToolError, UsageError
-from kit.hosts import pair_relay, status, which_slurm
-from kit.pair import lone_halves, two_clusters
+from kit.hosts import pair_relay, status
+from kit.hosts.local import LocalHost
+from kit.pair import two_clusters
 from kit.pair.two_clusters import TwoRuns
 from kit.record import cache_files, manifest, secret
 from kit.schema.cluster import RelayRules
 from kit.schema.job import Job
 from kit.schema.run_paths import RunPaths
 from kit.slurm.client import QueuedJob
-from kit.ssh.run_folder_mirror import Mirror
-from kit.submit import prepare_run, rerun, resume, submit
+from kit.submit import catch_up, lone_halves, prepare_run, rerun, resume, submit
 from kit.sweeps import cancel_by_name
 from tests.support import REPO
+from tests.unit.fake_host import FakeHost
 
 NOW = datetime(2026, 11, 23, 14, 0, tzinfo=UTC)
 RELAY = '[relay]\nhost = "login.one"\nports = "41000-41999"\nbind = "127.0.0.1"\n'
@@ -183,7 +184,7 @@ class Sent:
         monkeypatch.setattr(submit, "ask_slurm", lambda one: None)
         monkeypatch.setattr(submit, "submit", self._submit)
         monkeypatch.setattr(pair_relay, "start", self._relay)
-        monkeypatch.setattr("kit.pair.two_clusters.chain.cancel", lambda jobs, env: self.cancelled.extend(jobs))
+        monkeypatch.setattr("kit.slurm.client.cancel_each", lambda jobs, env: self.cancelled.extend(jobs))
 
     def _submit(self, one: prepare_run.Prepared, *, ready: bool) -> Any:
         if one.plan.cluster == self._refused:
@@ -218,70 +219,51 @@ def test_a_half_that_is_refused_cancels_the_other(
         assert RunPaths(pair.first.folder).cancelled.exists()
 
 
-class Away:
-    """In the place of a cluster over ssh whose line is broken."""
-
-    def __init__(self, folder: Path) -> None:
-        self.mirror = Mirror(folder)
-        self.cancelled: list[Any] = []
-
-    def refresh(self) -> None:
-        raise ToolError("no line")
-
-    def env(self) -> dict[str, str]:
-        return {}
+PENDING = QueuedJob(job_id=7, state="PENDING", reason="", nodes="", elapsed="")
 
 
-def noted(*clusters: Any) -> list[bool]:
-    return [lone_halves.is_noted(one, Path("gpt-one")) for one in clusters]
+def noted(*halves: tuple[FakeHost, Path]) -> list[bool]:
+    return [lone_halves.is_noted(*one) for one in halves]
 
 
-def test_a_half_that_cannot_be_cancelled_now_is_cancelled_later(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first, second = (Away(project / name) for name in ("m1", "m2"))
-    clusters: list[Any] = [first, second]
+def test_a_half_that_cannot_be_cancelled_now_is_cancelled_later(project: Path) -> None:
+    hosts = [FakeHost(name, project / name, answers=False) for name in ("one", "two")]
+    first, second = ((host, host.root / "runs" / "gpt-one") for host in hosts)
     with lone_halves.both_or_none() as about_to:
-        about_to(clusters[0], Path("gpt-one"))
-        assert noted(*clusters) == [True, False]
+        about_to(*first)
+        assert noted(first, second) == [True, False]
         # A command beside this submit leaves the half alone.
-        lone_halves.cancel_there(clusters[0])
-        about_to(clusters[1], Path("gpt-one"))
-    assert noted(*clusters) == [False, False]
+        hosts[0].answers = True
+        assert not lone_halves.cancel_noted(hosts[0])
+        hosts[0].answers = False
+        about_to(*second)
+    assert noted(first, second) == [False, False]
     for error, left in ((JobRefusedError("no"), [True, False]), (ToolError("cut"), [True, True])):
         with pytest.raises(type(error)), lone_halves.both_or_none() as about_to:
-            about_to(clusters[0], Path("gpt-one"))
-            about_to(clusters[1], Path("gpt-one"))
+            about_to(*first)
+            about_to(*second)
             raise error
-        assert noted(*clusters) == left
-    sent: list[Any] = []
-    monkeypatch.setattr(
-        "kit.submit.remote_cancel.send", lambda cluster, now, gently: sent.extend(one.job_id for one in now)
-    )
-    job = QueuedJob(job_id=7, state="PENDING", reason="", nodes="", elapsed="")
-    monkeypatch.setattr("kit.slurm.client.queue", lambda env: {7: job})
-    lone_halves.cancel_there(clusters[0])
-    assert (sent, noted(*clusters)) == ([], [True, True])
-    half(project, "one", "gpt-two", 7).rename(project / "runs" / "moved")
-    first.mirror.runs.mkdir(parents=True)
-    (project / "runs" / "moved").rename(first.mirror.runs / "gpt-one")
-    lone_halves.cancel_there(clusters[0])
-    assert (sent, noted(*clusters)) == ([7], [False, True])
+        assert noted(first, second) == left
+    hosts[0].answers, hosts[0].jobs = True, {7: PENDING}
+    assert not lone_halves.cancel_noted(hosts[0])
+    assert (hosts[0].ended, noted(first, second)) == ([], [True, True])
+    made = half(project, "one", "gpt-two", 7)
+    first[1].parent.mkdir()
+    made.rename(first[1])
+    assert lone_halves.cancel_noted(hosts[0])
+    assert [(one.job_id, one.how) for one in hosts[0].ended] == [(7, "waiting")]
+    assert noted(first, second) == [False, True]
 
 
-def test_a_half_that_another_login_node_submits_is_left_alone(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_half_that_another_login_node_submits_is_left_alone(project: Path) -> None:
     """Its process cannot be looked up from here, so it may live."""
-    cluster: Any = Away(project / "m")
-    half(project, "one", "gpt-two", 7).rename(project / "moved")
-    cluster.mirror.runs.mkdir(parents=True)
-    (project / "moved").rename(cluster.mirror.runs / "gpt-one")
+    host, run_dir = FakeHost("one", project / "m", {7: PENDING}), half(project, "one", "gpt-two", 7)
     with lone_halves.both_or_none() as about_to:
-        about_to(cluster, Path("gpt-one"))
-        (note,) = cluster.mirror.unwanted.iterdir()
+        about_to(host, run_dir)
+        (note,) = host.halves().iterdir()
         note.write_text(note.read_text().replace(socket.gethostname(), "another.host", 1))
-        monkeypatch.setattr("kit.submit.remote_cancel.send", lambda *_: pytest.fail("it was cancelled"))
-        job = QueuedJob(job_id=7, state="PENDING", reason="", nodes="", elapsed="")
-        monkeypatch.setattr("kit.slurm.client.queue", lambda env: {7: job})
-        lone_halves.cancel_there(cluster)
-        assert noted(cluster) == [True]
+        assert not lone_halves.cancel_noted(host)
+        assert (host.ended, noted((host, run_dir))) == ([], [True])
 
 
 def test_a_half_of_this_machine_is_cancelled_if_the_kit_was_killed_before_the_other_was_submitted(
@@ -293,10 +275,10 @@ def test_a_half_of_this_machine_is_cancelled_if_the_kit_was_killed_before_the_ot
     cancelled: list[Any] = []
     monkeypatch.setattr("kit.slurm.client.cancel", lambda *ids, env: cancelled.extend(ids))
     monkeypatch.setattr("kit.slurm.client.queue", lambda env: jobs)
-    monkeypatch.setattr(which_slurm, "is_up", lambda _: True)
-    ask = which_slurm.queue()
+    monkeypatch.setattr(LocalHost, "is_up", lambda _: True)
+    ask = catch_up.queue()
     with lone_halves.both_or_none() as about_to:
-        about_to(None, folder)
+        about_to(LocalHost(name="one"), folder)
         (note,) = cache_files.halves().iterdir()
         # A command beside this submit leaves the half alone.
         assert ask("one") == jobs
@@ -322,16 +304,18 @@ def test_a_note_that_makes_no_sense_or_of_a_half_that_is_not_there_cancels_nothi
     project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kit.slurm.client.cancel", lambda *_, env: pytest.fail("it was cancelled"))
+    monkeypatch.setattr("kit.slurm.client.queue", lambda env: {})
+    monkeypatch.setattr(LocalHost, "is_up", lambda _: True)
     folder = cache_files.halves()
     folder.mkdir(parents=True)
     (folder / "a").write_bytes(b"\xff\xfe")
     (folder / "b").write_text("")
     (folder / "c").write_text("failed\n")
     (folder / "d").write_text(f"failed\n{project / 'gone'}\n")
-    assert not lone_halves.cancel_here("one", {}, env={})
+    assert not lone_halves.cancel_noted(LocalHost(name="one"))
     assert len([*folder.iterdir()]) == 4
     os.utime(folder / "d", (0, 0))
-    assert not lone_halves.cancel_here("one", {}, env={})
+    assert not lone_halves.cancel_noted(LocalHost(name="one"))
     assert not (folder / "d").exists()
 
 
@@ -354,7 +338,7 @@ def test_a_cancel_of_either_half_is_one_of_both(project: Path, monkeypatch: pyte
     cancelled: list[tuple[str, Any]] = []
     monkeypatch.setattr(
         "kit.sweeps.cancel_by_name.runs.cancel",
-        lambda runs, env: cancelled.extend((one.facts.cluster, one.job_id) for one in runs),
+        lambda runs, host: cancelled.extend((one.facts.cluster, one.job_id) for one in runs),
     )
 
     def queue(name: str) -> dict[Any, QueuedJob]:
@@ -398,7 +382,7 @@ def test_both_halves_are_followed_until_both_have_ended(project: Path, monkeypat
         (folder / "logs").mkdir()
         (folder / "logs" / "rank-0.log").write_text(f"from {name}\n")
     ends = {"one": 0, "two": 1}
-    monkeypatch.setattr("kit.hosts.which_slurm.is_up", lambda name: False)
+    monkeypatch.setattr(LocalHost, "is_up", lambda _: False)
     for name, code in ends.items():
         line = json.dumps({"event": "end", "exit_code": code})
         (project / "runs" / f"gpt-{name}" / "state" / "events.jsonl").write_text(f"{line}\n")
@@ -426,7 +410,7 @@ def test_a_half_whose_other_half_cannot_be_cancelled_is_cancelled(
     half(project, "three", "gpt-lost", 9)
     cancelled: list[str] = []
     monkeypatch.setattr(
-        "kit.sweeps.cancel_by_name.runs.cancel", lambda runs, env: cancelled.extend(one.facts.run_id for one in runs)
+        "kit.sweeps.cancel_by_name.runs.cancel", lambda runs, host: cancelled.extend(one.facts.run_id for one in runs)
     )
 
     def queue(name: str) -> dict[Any, QueuedJob] | None:
@@ -477,7 +461,7 @@ class Relays:
 
     def restart(self, folder: Path) -> str | None:
         (one,) = status.of([folder], queue=self.queue)
-        return resume.restart_relay(one, queue=self.queue, env=lambda _: {})
+        return resume.restart_relay(one, queue=self.queue)
 
 
 def test_a_relay_that_is_down_is_started_again_by_either_half_while_its_job_has_not_ended(

@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kit.errors import ConfigError, Fault, RunError, UsageError, did_you_mean, nearest
-from kit.hosts.status import Queue, Status
+from kit.hosts.host import Queue
+from kit.hosts.status import Status
 from kit.record import garbage
 from kit.schema.metric_goals import Goal, goal_of
 from kit.schema.sweep import Value

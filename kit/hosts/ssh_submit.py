@@ -1,0 +1,89 @@
+"""Submits to a cluster over ssh: sends the missing content, then the run folder, and one program on the cluster submits it.
+
+The program receives the whole run before it acts, and it continues if the connection ends. So after a broken connection there is
+one job or none. The next request finds out which, by the run folder and by the key in the job's comment.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+
+from kit.files import untrusted_files
+from kit.hosts import remote_images, remote_send, remote_snapshots
+from kit.hosts.host import EndedRun, Inputs, NewRun
+from kit.hosts.login_node import LoginNode
+from kit.hosts.remote_send import Errand
+from kit.images import image_lock
+from kit.record import secret
+from kit.record.manifest import Manifest
+from kit.schema.run_paths import RunPaths
+
+
+def send_inputs(host: LoginNode, inputs: Inputs) -> None:
+    """Send the snapshot and the images; one request if the cluster has all of it."""
+    locks = [image.lock for image in inputs.images]
+    tree, source = inputs.code or (None, None)
+    words = {"TREE": tree.hash if tree else "", "ARGV": remote_images.wanted(locks)}
+    reply = host.connection.ask("have", {**host.folders, **words})
+    if tree and source and not reply.text("tree").strip():
+        remote_snapshots.send(host, tree, source)
+    remote_images.require_all(host, locks, reply)
+
+
+def require_images_of(host: LoginNode, run_dir: Path) -> None:
+    """Make sure that the cluster has the images of a run, whose locks the run has."""
+    paths = RunPaths(run_dir)
+    remote_images.require_all(host, [image_lock.read(path) for path in sorted(paths.locks.glob("*.lock"))])
+
+
+def place(host: LoginNode, run: NewRun, *, submitted: bool) -> Manifest:
+    """Make the run folder on the cluster, and submit it if `submitted`; return its manifest with the job.
+
+    JobRefusedError if sbatch refuses it; then nothing of it is left.
+    """
+    run_id = run.run_dir.name
+    with tempfile.TemporaryDirectory(prefix="kit-run-") as folder_here:
+        run.fill(Path(folder_here))
+        content = remote_send.packed(Path(folder_here))
+    errand = Errand(folder=run_id, kind="place")
+    if submitted:
+        errand = remote_send.run_errand(run_id, run.argv, run.script)
+    job_id = remote_send.until_known(host, errand, content, env=dict(run.env))
+    record = run.record.model_copy(update={"job_id": job_id or None})
+    with host.mirror.changing():
+        # A command that follows at once then knows the run.
+        here = host.mirror.runs / run_id
+        here.mkdir(exist_ok=True)
+        record.write(RunPaths(here).manifest, durable=False)
+    return record
+
+
+def submit_again(host: LoginNode, run: EndedRun) -> Manifest:
+    """Send the run's record and its secrets again, and submit the run's own scripts on the cluster, exactly once."""
+    paths = RunPaths(run.run_dir)
+    record = run.record.model_copy(update={"job_id": None, "earlier_job_ids": run.earlier})
+    number = len(run.earlier)
+    name = f"state/again-{number}.json"
+    with tempfile.TemporaryDirectory(prefix="kit-run-") as folder_here:
+        secret.write(Path(folder_here), run.secrets)
+        (Path(folder_here) / "state").mkdir()
+        record.write(Path(folder_here) / name, durable=False)
+        content = remote_send.packed(Path(folder_here))
+    errand = Errand(
+        folder=host.mirror.name_of(run.run_dir),
+        kind="again",
+        argv=record.argv,
+        right=f"state/submitting-{number}",
+        again=name,
+        old=run.record.job_id or 0,
+    )
+    errand = replace(errand, argv=remote_send.with_key(errand, untrusted_files.read_text(paths.batch)))
+    job_id = remote_send.until_known(host, errand, content, env=dict(run.env))
+    record = record.model_copy(update={"job_id": job_id})
+    with host.mirror.changing():
+        record.write(paths.manifest, durable=False)
+    # The relay takes its token from the file of secrets that came with the run.
+    run.start_relay()
+    return record
