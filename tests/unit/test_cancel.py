@@ -100,7 +100,7 @@ def test_c19_a_script_that_has_not_begun_leaves_no_secrets(
         record(run, "start", "signal", "requeue")
     waits = replace(run, state=state)
     assert waits.active
-    cancel.cancel([waits], env={})
+    cancel.cancel([waits], host=LocalHost(name="local"))
     assert told == ["at once"]
     assert not (run.run_dir / secret.FILE).exists()
     assert not (run.run_dir / secret.URLS_FILE).exists()
@@ -110,14 +110,14 @@ def test_c19_a_run_that_waits_after_its_node_was_lost_leaves_no_secrets(run: Sta
     """Its last start recorded no end."""
     (run.run_dir / secret.FILE).write_text("export KEY=value\n")
     record(run, "start")
-    cancel.cancel([replace(run, state="PENDING")], env={})
+    cancel.cancel([replace(run, state="PENDING")], host=LocalHost(name="local"))
     assert (told, (run.run_dir / secret.FILE).exists()) == (["at once"], False)
 
 
 def test_c19_ranks_that_save_keep_their_secrets(run: Status, told: Told) -> None:
     (run.run_dir / secret.FILE).write_text("export KEY=value\n")
     record(run, "start")
-    cancel.cancel([run], env={})
+    cancel.cancel([run], host=LocalHost(name="local"))
     assert (run.run_dir / secret.FILE).exists(), "the batch script removes them at its end"
 
 
