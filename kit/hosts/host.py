@@ -24,8 +24,8 @@ class JobToEnd:
     """A job that Slurm or its batch script has to end.
 
     run_dir: its run folder, as this machine reads it. links: the later links of its chain. how: `waiting`, the job has not
-    started; `now`, Slurm ends it; `gently`, its batch script is asked to save and end. begun: whether its batch script has: one that
-    has not removes nothing itself.
+    started; `now`, Slurm ends it; `gently`, its batch script is asked to save and end. begun: whether its batch script has; one
+    that has not removes nothing itself.
     """
 
     run_dir: Path
