@@ -26,9 +26,9 @@ from kit.hosts import status
 from kit.record import metrics as reported
 from kit.record import run_facts
 from kit.slurm import embedded
-from kit.submit import prepare_run, submit
-from kit.submit.catch_up import queue
-from kit.submit.prepare_run import Prepared
+from kit.submission import prepare_run, submit
+from kit.submission.catch_up import queue
+from kit.submission.prepare_run import Prepared
 
 _NAME = "forecast"
 _FEW, _MORE = 10, 20

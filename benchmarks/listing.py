@@ -21,7 +21,7 @@ from benchmarks._common import Goal, project, report
 from kit import shell
 from kit.record import manifest
 from kit.schema.run_paths import RunPaths
-from kit.submit import prepare_run
+from kit.submission import prepare_run
 
 JOB = 'name = "bench"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n'
 FIRST = datetime(2026, 11, 1, tzinfo=UTC)

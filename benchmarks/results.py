@@ -26,7 +26,7 @@ from benchmarks._common import Goal, project, report
 from benchmarks.listing import FIRST, JOB, cpu_s
 from kit.record import manifest
 from kit.schema.run_paths import RunPaths
-from kit.submit import prepare_run
+from kit.submission import prepare_run
 from kit.sweeps.record import RecordedPoint, SentArray, SweepPaths, SweepRecord
 
 NAME = "bench-20261101-000000-abcd"

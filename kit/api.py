@@ -40,9 +40,9 @@ from kit.record.manifest import Manifest, read
 from kit.schema.job import Job
 from kit.schema.metric_goals import Goal
 from kit.schema.run_paths import RunPaths
-from kit.submit import catch_up
-from kit.submit import rerun as repeating
-from kit.submit import submit as one_run
+from kit.submission import catch_up
+from kit.submission import rerun as repeating
+from kit.submission import submit as one_run
 from kit.sweeps import cancel_by_name, find, prepare, record
 from kit.sweeps import submit as sending
 from kit.sweeps import wait as waiting

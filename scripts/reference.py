@@ -32,7 +32,7 @@ from kit.schema.run_exit_codes import RunExitCode
 from kit.schema.schema_base import Model
 from kit.schema.sweep import MOST_COMBINATIONS, Random, Search
 from kit.snapshots import chosen_files, scan
-from kit.submit import workspace
+from kit.submission import workspace
 from kit.version import __version__
 
 REPO = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 from kit import data_folders
 from kit.hosts import remote_clusters
 from kit.record import find_runs
-from kit.submit import catch_up
+from kit.submission import catch_up
 
 Say = Callable[[str], None]
 

@@ -16,8 +16,8 @@ from kit.files import untrusted_files
 from kit.planning.plan import Plan
 from kit.record.manifest import IN_PYTHON
 from kit.schema.job import Job
-from kit.submit import prepare_run
-from kit.submit.prepare_run import Prepared
+from kit.submission import prepare_run
+from kit.submission.prepare_run import Prepared
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,7 +28,7 @@ from kit.record.manifest import read as read_manifest
 from kit.schema.job import Job
 from kit.schema.run_paths import RunPaths
 from kit.ssh import run_folder_mirror as mirrors
-from kit.submit import recorded_inputs
+from kit.submission import recorded_inputs
 from kit.version import __version__
 
 _CHUNK = 1 << 20

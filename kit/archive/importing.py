@@ -35,7 +35,7 @@ from kit.schema.image import ImageLock
 from kit.schema.run_paths import RunPaths
 from kit.snapshots import tree_listing
 from kit.snapshots.tree_listing import Listing
-from kit.submit import workspace
+from kit.submission import workspace
 
 _CHUNK = 1 << 20
 # The maximum size of a header. No exported run has longer names or pax tables, and tarfile would keep them in memory.

@@ -30,7 +30,7 @@ from kit.record.unmade_points import POINTS
 from kit.schema.run_paths import RunPaths
 from kit.schema.schema_base import Model
 from kit.slurm import client, short_forms
-from kit.submit import catch_up, submit
+from kit.submission import catch_up, submit
 
 # A killed `kit bisect` may have called sbatch just before; Slurm gets the job within this time.
 _SENDING_S = 10.0

@@ -13,7 +13,7 @@ from kit.files import untrusted_files
 from kit.snapshots import scan, tree_listing
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import ListedFile, Listing
-from kit.submit.workspace import Left
+from kit.submission.workspace import Left
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from kit.errors import ConfigError, ImageError, ToolError
 from kit.images import image_variant
 from kit.images.progress import Silent
 from kit.schema.image import ImageLock, ImageSpec, PythonPackages
-from kit.submit.recorded_inputs import Earlier
+from kit.submission.recorded_inputs import Earlier
 
 _PACKAGE = "pip:"
 

@@ -18,9 +18,9 @@ from kit.schema.run_paths import is_launchers
 from kit.schema.set_by import SetBy
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import Listing
-from kit.submit import prepare_run, workspace
-from kit.submit.prepare_run import Prepared
-from kit.submit.recorded_inputs import Earlier
+from kit.submission import prepare_run, workspace
+from kit.submission.prepare_run import Prepared
+from kit.submission.recorded_inputs import Earlier
 
 _TREE, _PROGRAMS = "tree:", "programs"
 

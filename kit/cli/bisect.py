@@ -119,7 +119,7 @@ def _begun(ends: tuple[Ended, Ended], by: Criterion, over: list[Over] | None, *,
     from kit.bisection import bisect as bisecting
     from kit.bisection.changes import KINDS
     from kit.bisection.state_run import Pair
-    from kit.submit import recorded_inputs
+    from kit.submission import recorded_inputs
 
     good, bad = (end.status for end in ends)
     pair = Pair(

@@ -100,7 +100,7 @@ def generate(
     """Write one sbatch file that contains a TorchTitan run: one training, or torchft replica groups in or over nodes."""
     from kit.files import atomic_write
     from kit.hosts import output_folders
-    from kit.submit.single_sbatch_file import Asked, single_file
+    from kit.submission.single_sbatch_file import Asked, single_file
 
     asked = Asked(
         config_file=config_file,

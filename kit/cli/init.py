@@ -174,7 +174,7 @@ def _asked_script(found: Path | None) -> Path | None:
 def _write_if_planned(path: Path, text: str, cluster: str | None) -> None:
     """Write the job file if it can be planned, except for an image that is not built. Else an existing file stays unchanged."""
     from kit.errors import ConfigError, NotBuiltError
-    from kit.submit.prepare_run import prepare
+    from kit.submission.prepare_run import prepare
 
     before = untrusted_files.read_text(path) if path.exists() else None
     path.parent.mkdir(parents=True, exist_ok=True)

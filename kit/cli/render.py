@@ -18,7 +18,7 @@ from kit.files.atomic_write import write
 if TYPE_CHECKING:
     from kit.pair.two_clusters import TwoRuns
     from kit.planning.plan import Plan
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
     from kit.sweeps.one_job import Part
     from kit.workflow.stages import PreparedStage
 
@@ -65,7 +65,7 @@ def part_of(point: int | None, *, base: bool) -> Part | None:
 
 def _render_plain(asked: Asked, job: Path, output: Path | None, *, as_json: bool) -> None:
     from kit.planning.plain_file import plain_script
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
 
     if not isinstance(asked, Prepared):
         raise UsageError("--plain writes the file of one job, and this one has several", hint=f"kit render {job}")
@@ -135,7 +135,7 @@ def _pair(job: Path, cluster: str | None, *, overrides: list[str], containers: b
 
 def jobs_of(asked: Asked) -> list[Prepared]:
     """The jobs that a job file asks for."""
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
 
     if isinstance(asked, Prepared):
         return [asked]
@@ -144,7 +144,7 @@ def jobs_of(asked: Asked) -> list[Prepared]:
 
 def render_asked(asked: Asked, output: Path | None, *, as_json: bool) -> None:
     """Print what a submit would write and run, job by job; or write the files into a folder, one for each job."""
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
 
     if isinstance(asked, Prepared):
         facts: Any = _render_plan(asked.plan, output, as_json=as_json)
@@ -178,7 +178,7 @@ def render_plan(made: Plan, *, as_json: bool) -> None:
 
 def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str, Any]:
     """Print or write one plan; return its data for --json."""
-    from kit.submit import folder
+    from kit.submission import folder
 
     written = folder.write_files(made, output) if output is not None else []
     if as_json:

@@ -13,7 +13,7 @@ from kit.cli.json_options import ManifestJson
 from kit.cli.runs import ThisRun
 
 if TYPE_CHECKING:
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
 
 
 Cluster = Annotated[
@@ -105,7 +105,7 @@ def _prepared(run: str, cluster: str | None, overrides: list[str], *, from_step:
     from kit.cli.submit_messages import show_arguments, show_warnings
     from kit.hosts import remote_clusters
     from kit.record import find_runs
-    from kit.submit.rerun import differences, prepare
+    from kit.submission.rerun import differences, prepare
 
     run_dir = find_runs.find_one(run, folders(None, run))
     if from_step is not None:

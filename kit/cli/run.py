@@ -14,7 +14,7 @@ from kit.cli.job_options import ClusterName, Containers, Overrides, Yes
 
 if TYPE_CHECKING:
     from kit.config import Table
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
     from kit.workflow.what_is_missing import JobPlace
 
 Program = Annotated[Path, typer.Argument(metavar="SCRIPT", help="Your program.", show_default=False)]
@@ -111,7 +111,7 @@ def _planned(job: Table, file: Path, cluster: str | None, overrides: list[str], 
     """Plan the table, as a submit plans a file, and print the warnings."""
     from kit import config
     from kit.cli.submit_messages import show_warnings
-    from kit.submit.prepare_run import prepare_sources
+    from kit.submission.prepare_run import prepare_sources
 
     made = prepare_sources(config.job_of(job, file, cluster=cluster, overrides=overrides), containers=containers)
     show_warnings([made])

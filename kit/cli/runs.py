@@ -169,8 +169,8 @@ def resume(
     For a training over two clusters whose jobs have not ended, start the relay again if it is down.
     """
     from kit.cli.wait_and_follow import queue, wait_run
-    from kit.submit.resume import restart_relay
-    from kit.submit.resume import resume as submit_again
+    from kit.submission.resume import restart_relay
+    from kit.submission.resume import resume as submit_again
 
     one = find(run)
     if first := restart_relay(one, queue=queue()):

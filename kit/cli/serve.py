@@ -32,7 +32,7 @@ def serve(
     """Serve live pages of all runs to a browser on this machine. The URL contains the token that access needs."""
     from kit.errors import ToolError, UsageError
     from kit.reports import vega_library
-    from kit.submit import catch_up
+    from kit.submission import catch_up
 
     if port and path:
         raise UsageError("--port and --socket cannot be used together", hint="leave one out")

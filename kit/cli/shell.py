@@ -36,8 +36,8 @@ def shell(
     from kit.cli.submit_messages import show_arguments
     from kit.config.program_arguments import with_keys
     from kit.hosts import remote_clusters
-    from kit.submit import interactive
-    from kit.submit.prepare_run import prepare
+    from kit.submission import interactive
+    from kit.submission.prepare_run import prepare
 
     if attach is not None:
         one = runs.find(attach)

@@ -18,7 +18,7 @@ def prune_snapshots(
     """Remove workspace snapshots that no run refers to. Snapshots of the last day are kept."""
     from kit import data_folders
     from kit.record import find_runs
-    from kit.submit import workspace
+    from kit.submission import workspace
 
     gone = {}
     for runs in find_runs.folders(data_folders.project()):

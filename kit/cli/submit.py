@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from kit.pair.two_clusters import TwoRuns
     from kit.record.manifest import Manifest
     from kit.slurm.client import ExpectedStart
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
     from kit.workflow.stages import PreparedStage
 
 
@@ -62,7 +62,7 @@ def submit(
     from kit.cli.wait_and_follow import follow_run, wait_run
     from kit.config.program_arguments import with_keys
     from kit.errors import UsageError
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
 
     if output and not dry_run:
         raise UsageError(
@@ -99,7 +99,7 @@ def submit(
 
 def submit_asked(asked: Asked, after: list[str], *, as_json: bool, say_how: bool) -> list[Path]:
     """Submit what a job file asks for. Returns the run folders."""
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
 
     show_advice(jobs_of(asked))
     if not isinstance(asked, Prepared | tuple):
@@ -137,7 +137,7 @@ def submit_run(
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
     from kit.forecast import answers
-    from kit.submit.submit import submit as send
+    from kit.submission.submit import submit as send
     from kit.workflow.dependencies import with_dependency
 
     if after:

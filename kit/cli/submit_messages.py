@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from kit.forecast.submit_forecast import Outlook
     from kit.planning.plan import Plan
     from kit.record.manifest import Manifest
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
     from kit.sweeps.shared_plans import Kind
 
 
@@ -52,7 +52,7 @@ def show_advice(jobs: Iterable[Prepared]) -> None:
     Slurm is asked at most once for each job.
     """
     from kit.slurm import parallel_group_fit
-    from kit.submit import warnings
+    from kit.submission import warnings
 
     jobs = [*jobs]
     show_left_behind(jobs)
@@ -67,7 +67,7 @@ def show_advice(jobs: Iterable[Prepared]) -> None:
 
 def show_left_behind(jobs: Iterable[Prepared]) -> None:
     """Print once which variables of this shell look as if they were meant for the ranks, which do not get them."""
-    from kit.submit.warnings import warn_of_variables
+    from kit.submission.warnings import warn_of_variables
 
     _warn(one for job in jobs if (one := warn_of_variables(job.resolved, os.environ)))
 

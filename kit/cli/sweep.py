@@ -156,7 +156,7 @@ def _folders(job_file: Path) -> list[Path]:
     from kit import data_folders
     from kit.cli.runs import warn
     from kit.record import find_runs
-    from kit.submit import catch_up
+    from kit.submission import catch_up
 
     project = data_folders.project(job_file.resolve().parent)
     for problem in catch_up.refresh(project).values():

@@ -137,7 +137,7 @@ def goes_on(name: str, *, noun: str = "run") -> Iterator[None]:
 
 def queue() -> Queue:
     """A function that asks Slurm once per cluster. A cluster that is not up has no jobs."""
-    from kit.submit import catch_up
+    from kit.submission import catch_up
 
     return catch_up.queue()
 

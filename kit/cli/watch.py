@@ -30,7 +30,7 @@ def watch(
     from kit.notices.watch import Watcher, lately, whom
     from kit.notices.watch import watch as look
     from kit.record import find_runs
-    from kit.submit import catch_up
+    from kit.submission import catch_up
 
     send.require_apprise()
     queue = catch_up.queue()

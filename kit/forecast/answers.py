@@ -19,7 +19,7 @@ from kit.planning.plan import Plan
 from kit.schema.alternative_sizes import JobSize
 from kit.slurm import client, embedded, queue_snapshot
 from kit.slurm.queue_snapshot import UNLIMITED
-from kit.submit.prepare_run import Prepared
+from kit.submission.prepare_run import Prepared
 
 By = Literal["plan", "slurm"]
 

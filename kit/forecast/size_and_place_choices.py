@@ -22,8 +22,8 @@ from kit.planning.plan import Plan
 from kit.schema.alternative_sizes import JobSize
 from kit.slurm.queue_snapshot import UNLIMITED, Amount
 from kit.slurm.short_forms import expand_nodes
-from kit.submit import prepare_run
-from kit.submit.prepare_run import Prepared
+from kit.submission import prepare_run
+from kit.submission.prepare_run import Prepared
 
 _KEYS = {"nodes": "resources.nodes", "time": "resources.time", "qos": "qos", "partition": "slurm.partition"}
 

@@ -18,7 +18,7 @@ from kit.forecast.gpt_program_options import GptTraining
 from kit.forecast.past_runs import PastRun
 from kit.planning.plan import Plan
 from kit.slurm import embedded
-from kit.submit.prepare_run import Prepared
+from kit.submission.prepare_run import Prepared
 
 # Above this share of the limit, effects that the arithmetic leaves out decide whether the job fits.
 _CLOSE_TO_LIMIT = 0.95

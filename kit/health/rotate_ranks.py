@@ -17,10 +17,10 @@ from kit.hosts import status, which_slurm
 from kit.record import checkpoint_steps, metrics
 from kit.schema.world_size_text import PLAIN
 from kit.slurm import client, short_forms
-from kit.submit import catch_up, rerun, submit
-from kit.submit import recorded_inputs as reading
-from kit.submit.prepare_run import Prepared
-from kit.submit.recorded_inputs import Earlier
+from kit.submission import catch_up, rerun, submit
+from kit.submission import recorded_inputs as reading
+from kit.submission.prepare_run import Prepared
+from kit.submission.recorded_inputs import Earlier
 
 # Three, because with two different results nobody knows which one is right.
 TIMES = 3

@@ -1,1 +1,1 @@
-"""Where a cluster's Slurm and run folders are: this machine, or a login node over ssh. See host.py for the Protocol."""
+"""Hosts of clusters: this machine, or a login node over ssh; the status of runs there. See host.py for the Protocol."""

@@ -155,7 +155,7 @@ class Host(Protocol):
         ...
 
     def halves(self) -> Path:
-        """The folder of notes about halves of trainings that may have to be cancelled: kit/submit/lone_halves.py."""
+        """The folder of notes about halves of trainings that may have to be cancelled: kit/submission/lone_halves.py."""
         ...
 
     def user_facts(self) -> UserFacts:

@@ -11,7 +11,7 @@ from kit.mcp.spending import Spent
 from kit.record import how_ended, run_facts
 from kit.schema.run_paths import RunPaths
 from kit.ssh import run_folder_mirror as mirrors
-from kit.submit import catch_up
+from kit.submission import catch_up
 
 
 def settle(one: Spent) -> Spent:

@@ -15,9 +15,9 @@ from kit.mcp import limits as limiting
 from kit.mcp.limits import Limits
 from kit.mcp.plans import Pending
 from kit.mcp.session import AgentSession
-from kit.submit import rerun as repeating
-from kit.submit import submit as sending
-from kit.submit.prepare_run import Prepared
+from kit.submission import rerun as repeating
+from kit.submission import submit as sending
+from kit.submission.prepare_run import Prepared
 
 _NEXT = "submit_run with this plan_id submits exactly this plan, once"
 

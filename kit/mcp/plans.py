@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from kit.errors import RunError
 from kit.mcp.cost import Cost
 from kit.mcp.spending import Spent
-from kit.submit.prepare_run import Prepared
+from kit.submission.prepare_run import Prepared
 
 # Plans of one server. The oldest are forgotten first.
 _MOST = 100

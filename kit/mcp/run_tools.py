@@ -18,8 +18,8 @@ from kit.mcp import as_data, find_own
 from kit.mcp import read_log as log
 from kit.mcp.session import AgentSession
 from kit.record import foreign_runs
-from kit.submit import cancel as cancelling
-from kit.submit import catch_up
+from kit.submission import cancel as cancelling
+from kit.submission import catch_up
 
 
 def _silent(_: str) -> None:

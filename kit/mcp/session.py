@@ -11,7 +11,7 @@ from kit.mcp import outcomes
 from kit.mcp.limits import Limits
 from kit.mcp.plans import Plans
 from kit.mcp.spending import SpendingRecord
-from kit.submit import catch_up
+from kit.submission import catch_up
 
 _RUNS = "runs"
 

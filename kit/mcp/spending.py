@@ -24,7 +24,7 @@ from kit.files import json_lines, untrusted_files
 from kit.files.owning_process import Owner
 from kit.mcp.cost import Cost
 from kit.mcp.limits import Limits
-from kit.submit.prepare_run import Prepared
+from kit.submission.prepare_run import Prepared
 
 _DAY_S = 24 * 3600.0
 _LOCK_S = 60.0

@@ -11,7 +11,7 @@ from kit.migrate.report import Migration
 from kit.planning import rank_files, sbatch_header, steps
 from kit.planning.plan import Plan
 from kit.schema import sbatch_lines
-from kit.submit.prepare_run import prepare
+from kit.submission.prepare_run import prepare
 
 _SHOWN = ("--nodes=", "--ntasks-per-node=", "--cpus-per-task=", "--mem=", "--gpus-per-node=", "--gres=")
 

@@ -24,8 +24,8 @@ from kit.schema.cluster import RelayRules
 from kit.schema.job import Job
 from kit.schema.run_paths import RunPaths
 from kit.slurm import client
-from kit.submit import lone_halves, prepare_run, submit
-from kit.submit.prepare_run import Partner, Prepared
+from kit.submission import lone_halves, prepare_run, submit
+from kit.submission.prepare_run import Partner, Prepared
 
 
 @dataclass(frozen=True, kw_only=True)

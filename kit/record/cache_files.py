@@ -28,7 +28,7 @@ def place(kind: str, belongs_to: Path | str) -> Path:
 
 
 def halves() -> Path:
-    """The folder of notes about halves of trainings of this machine that may have to be cancelled: kit/submit/lone_halves.py."""
+    """The folder of notes about halves of trainings that may have to be cancelled: kit/submission/lone_halves.py."""
     return platformdirs.user_cache_path("kit") / "halves"
 
 

@@ -8,8 +8,8 @@ import time
 from kit.errors import RunError
 from kit.hosts import status as of
 from kit.serve.current_runs import Board
-from kit.submit import catch_up
-from kit.submit.resume import resume
+from kit.submission import catch_up
+from kit.submission.resume import resume
 from kit.sweeps import cancel_by_name
 
 # One at a time: a run that two readers resume is submitted once, since the second finds it in the queue.

@@ -86,7 +86,7 @@ class Mirror:
 
     @property
     def unwanted(self) -> Path:
-        """The folder of notes about halves of trainings that may have to be cancelled: kit/submit/lone_halves.py."""
+        """The folder of notes about halves of trainings that may have to be cancelled: kit/submission/lone_halves.py."""
         return self.root / "unwanted"
 
     def there(self) -> There | None:

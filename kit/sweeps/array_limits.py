@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from kit.slurm import client
-from kit.submit.prepare_run import Prepared
+from kit.submission.prepare_run import Prepared
 
 
 def max_array(first: Prepared, used: Iterable[str | None]) -> int:

@@ -13,8 +13,8 @@ from kit.hosts.host import Queue
 from kit.hosts.status import Status
 from kit.record import find_runs
 from kit.slurm.client import JobId
-from kit.submit import cancel as runs
-from kit.submit import catch_up
+from kit.submission import cancel as runs
+from kit.submission import catch_up
 from kit.sweeps import find
 
 

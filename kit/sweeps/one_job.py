@@ -11,8 +11,8 @@ from kit import config
 from kit.config import Resolved, Sources, program_arguments
 from kit.errors import ConfigError, UsageError
 from kit.schema.sweep import Sweep
-from kit.submit import prepare_run
-from kit.submit.prepare_run import Prepared
+from kit.submission import prepare_run
+from kit.submission.prepare_run import Prepared
 from kit.sweeps.points.expand import Point, expand
 from kit.sweeps.points.grouped_faults import clash, of_points
 from kit.sweeps.points.point_keys import clashes, job_keys, words_clash

@@ -26,7 +26,7 @@ from kit.record.unmade_points import MADE, ArrayPaths
 from kit.render import plain
 from kit.schema.run_paths import RunPaths
 from kit.schema.sweep import Value
-from kit.submit.prepare_run import Prepared
+from kit.submission.prepare_run import Prepared
 from kit.sweeps.arrays import Array
 from kit.sweeps.points.expand import OWN, Point
 from kit.sweeps.points.program_options import text

@@ -20,8 +20,8 @@ from kit.schema import slurm_filename_pattern
 from kit.schema.image import ImageLock
 from kit.schema.sweep import Sweep
 from kit.schema.wrong_value_messages import shown
-from kit.submit import prepare_run, program_check
-from kit.submit.prepare_run import Prepared
+from kit.submission import prepare_run, program_check
+from kit.submission.prepare_run import Prepared
 from kit.sweeps.array_limits import max_array
 from kit.sweeps.arrays import Array, group
 from kit.sweeps.points.expand import Expansion, Point, expand

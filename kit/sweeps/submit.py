@@ -18,10 +18,10 @@ from kit.record.manifest import Manifest
 from kit.record.unmade_points import MADE, ArrayPaths
 from kit.schema.run_paths import RunPaths
 from kit.slurm import client
-from kit.submit import folder, workspace
-from kit.submit import submit as one_run
-from kit.submit.folder import Like
-from kit.submit.prepare_run import Prepared
+from kit.submission import folder, workspace
+from kit.submission import submit as one_run
+from kit.submission.folder import Like
+from kit.submission.prepare_run import Prepared
 from kit.sweeps import lost_arrays, point_templates
 from kit.sweeps.arrays import Array
 from kit.sweeps.point_templates import Template

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from kit.hosts.host import Queue
     from kit.hosts.status import Status
     from kit.slurm.client import JobId
-    from kit.submit.prepare_run import Prepared
+    from kit.submission.prepare_run import Prepared
     from kit.sweeps.arrays import Array
     from kit.sweeps.record import SweepRecord
 

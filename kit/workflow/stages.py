@@ -19,8 +19,8 @@ from kit.errors import ConfigError, Fault, SlurmError, nearest
 from kit.record.manifest import Manifest
 from kit.schema.stages import Stage
 from kit.slurm import client
-from kit.submit import prepare_run, submit
-from kit.submit.prepare_run import Prepared
+from kit.submission import prepare_run, submit
+from kit.submission.prepare_run import Prepared
 from kit.workflow.dependencies import After, term, with_options
 
 TARGET = "/kit/stages"

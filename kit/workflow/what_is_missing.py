@@ -13,7 +13,7 @@ from kit.images import store as store_files
 from kit.record import find_runs
 from kit.schema.cluster import Cluster
 from kit.slurm import embedded
-from kit.submit.prepare_run import Prepared
+from kit.submission.prepare_run import Prepared
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from kit.errors import ConfigError
-from kit.submit.single_sbatch_file import Asked, single_file
+from kit.submission.single_sbatch_file import Asked, single_file
 from kit.sweeps.prepare import prepare
 from tests.foreign.conftest import PYTHON as FOREIGN_PYTHON
 from tests.foreign.conftest import Judge, released
@@ -182,7 +182,7 @@ def test_what_the_parser_refuses_the_kit_refuses_first(place: Path, option: str,
         f'name = "x"\nlauncher = "torchtitan"\nargs = ["{option}"]\n[env]\nPROGRAM_RELEASE = "{place.name[-5:]}"\n'
         "[resources]\nnodes = 1\n"
     )
-    from kit.submit import prepare_run
+    from kit.submission import prepare_run
 
     with pytest.raises(ConfigError, match="did you mean '--"):
         prepare_run.prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
@@ -230,7 +230,7 @@ def test_published_python_configurations(
 
 def job_words(project: Path) -> list[str]:
     """What the program of the folder's job is started with, after its own path."""
-    from kit.submit import prepare_run
+    from kit.submission import prepare_run
 
     made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
     program = made.plan.text_of("program.sh").partition("KIT_PROGRAM=(\n")[2].partition("\n)\n")[0]

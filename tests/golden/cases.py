@@ -13,8 +13,8 @@ from pathlib import Path
 from kit import config
 from kit.frameworks.titan_file import TitanFile
 from kit.planning.plan import Plan, PlanFile, plan
-from kit.submit import single_sbatch_file
-from kit.submit.single_sbatch_file import Asked
+from kit.submission import single_sbatch_file
+from kit.submission.single_sbatch_file import Asked
 from tests.support import REPO, make_lock, make_site
 
 # Only these three hold anything generated; the rest of a run folder is copied as it is.

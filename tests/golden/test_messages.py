@@ -78,13 +78,13 @@ def test_every_validator_and_every_rule_has_a_wrong_value() -> None:
         "kit/runtimes",
     )
     later = (
-        "kit/submit/chain.py",
+        "kit/submission/chain.py",
         "kit/record/secret.py",
         "kit/sweeps/points/expand.py",
         "kit/sweeps/points/grouped_faults.py",
     )
     expected = [
-        *wrong.places("kit/spec", "kit/validation.py", made="Invalid"),
+        *wrong.places("kit/schema", "kit/validation.py", made="Invalid"),
         *wrong.places(*rooms, *later, "kit/sweeps/prepare.py", "kit/workflow", made="Fault"),
     ]
     missing = [p for p in expected if not any(p.file == file and p.first <= line <= p.last for file, line in lines)]

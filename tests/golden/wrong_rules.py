@@ -8,14 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from kit import config
+from kit.config import prime_rl_file
 from kit.errors import ConfigError
-from kit.frameworks import program_releases, torchtitan
+from kit.frameworks import program_releases, titan_words, torchtitan
 from kit.migrate import write_job as write_migrated
 from kit.planning.plain_file import plain_script
 from kit.planning.plan import plan
 from kit.planning.plan_inputs import Site
 from kit.record import secret
-from kit.submit import chain
+from kit.submission import chain
 from kit.sweeps.prepare import prepare as prepare_sweep
 from kit.validation import toml
 from kit.workflow.stages import prepare as prepare_stages
@@ -183,12 +184,34 @@ def _frameworks() -> list[Rule]:
         *(Rule(text=f"# TorchTitan's own file, 4 ranks\n{toml(given)}", run=partial(_titan, given)) for given in titan),
         Rule(text="# TorchTitan's own file, 2 groups of 1 rank", run=partial(_titan, {}, ranks=1, count=2)),
         Rule(text="# TorchTitan's own file, v0.2.2\n[fault_tolerance]\nsync_steps = 5", run=_titan_module),
+        *(
+            Rule(text=f"# kit generate --extra-args '{words}'", run=partial(_titan_words, words))
+            for words in _TITAN_WORDS
+        ),
+        _job("rl", '[rl]\nprograms = "prime-rl"\n[rl.orchestrator]\nbatchsize = 3', gpus=8),
+        Rule(text='# a file of prime-rl\nproject_dir = "."', run=_prime_rl_file),
     ]
 
 
 def _titan(given: dict[str, dict[str, int]], _: Path, *, ranks: int = 4, count: int = 1) -> None:
     if faults := [*torchtitan.broken(given, [], ranks=ranks, count=count)]:
         raise ConfigError.of(*faults, file="llama.toml")
+
+
+_TITAN_WORDS = ("training.steps 5", "training.stepps=5", "training.steps=many")
+
+
+def _titan_words(words: str, _: Path) -> None:
+    known = titan_words.Known(
+        names=frozenset({"training.steps"}), switches=frozenset(), kinds={"training.steps": "int"}
+    )
+    options, overrides = titan_words.split(words.split(), known.switches)
+    found = [*titan_words.stray(options), *titan_words.faults(overrides, known, tables=False, file="llama.toml")]
+    raise ConfigError.of(*found, file="llama.toml")
+
+
+def _prime_rl_file(folder: Path) -> None:
+    prime_rl_file.job_of({"job_name": "math", "project_dir": "."}, "rl.toml", project=folder)
 
 
 def _titan_module(folder: Path) -> None:

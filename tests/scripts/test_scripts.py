@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.submit.folder import write_files
+from kit.submission.folder import write_files
 from tests import laid_out
 from tests.golden.cases import CASES, MARK, SINGLES, Case, Single, planned, planned_single, single
 from tests.support import REPO

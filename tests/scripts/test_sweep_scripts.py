@@ -10,8 +10,8 @@ import pytest
 
 from kit import config, shell
 from kit.planning.plan import Plan
-from kit.submit.chain import with_links
-from kit.submit.folder import write_files
+from kit.submission.chain import with_links
+from kit.submission.folder import write_files
 from kit.sweeps.arrays import group
 from kit.sweeps.shared_plans import kind_of
 from tests.support import make_site, plan_of, write_job

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.submit import folder
+from kit.submission import folder
 from tests.support import make_site, plan_of, write_job
 
 JOB = 'name = "x"\nlauncher = "ddp"\nscript = "look.py"\n[resources]\nnodes = 2\ngpus_per_node = 2\n'

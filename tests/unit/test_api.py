@@ -13,7 +13,7 @@ from kit import Job, plan, shell, submit, sweep
 from kit.answers.planned_job import as_planned
 from kit.errors import ConfigError, PlanChangedError, RunError, UsageError
 from kit.planning.plan import Plan
-from kit.submit.prepare_run import prepare
+from kit.submission.prepare_run import prepare
 from tests.support import write_job
 
 JOB = (

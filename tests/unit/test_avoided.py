@@ -14,7 +14,7 @@ from kit import shell
 from kit.errors import ConfigError, SlurmError
 from kit.hosts import avoided_nodes
 from kit.planning.batch_file import AVOID_DIR
-from kit.submit import submit
+from kit.submission import submit
 from tests.support import REPO, make_site, plan_of, write_job
 
 NOBODY = 65534
@@ -30,7 +30,7 @@ def test_p2_a_refusal_names_the_nodes_that_the_kit_avoids(
     def refuse(*_: object, **__: object) -> None:
         raise SlurmError("Requested node configuration is not available")
 
-    monkeypatch.setattr("kit.submit.submit.client.test_only", refuse)
+    monkeypatch.setattr("kit.submission.submit.client.test_only", refuse)
     site = SimpleNamespace(avoid=avoid)
     plan = SimpleNamespace(decisions=SimpleNamespace(site=site), text_of=lambda name: "", argv=("sbatch", "-", "-"))
     with pytest.raises(SlurmError) as error:

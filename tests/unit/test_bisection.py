@@ -34,7 +34,7 @@ from kit.slurm import client
 from kit.snapshots import scan
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import ListedFile
-from kit.submit.workspace import Left
+from kit.submission.workspace import Left
 from tests.unit.test_comparison import Made
 from tests.unit.test_comparison import made as made  # noqa: PLC0414 - a fixture
 

@@ -18,7 +18,7 @@ from kit.hosts.status import Status
 from kit.record import manifest, secret
 from kit.schema.run_paths import RunPaths
 from kit.slurm.client import QueuedJob
-from kit.submit import cancel, interactive
+from kit.submission import cancel, interactive
 from tests.support import make_site, plan_of, write_job
 
 Told = list[str]
@@ -46,8 +46,8 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     def tell(*jobs: object, env: object, gently: bool = False) -> None:
         said.append("gently" if gently else "at once")
 
-    monkeypatch.setattr("kit.submit.cancel.client.cancel", tell)
-    monkeypatch.setattr("kit.submit.cancel._NOTED_S", 0.0)
+    monkeypatch.setattr("kit.submission.cancel.client.cancel", tell)
+    monkeypatch.setattr("kit.submission.cancel._NOTED_S", 0.0)
     return said
 
 
@@ -134,9 +134,9 @@ def test_a5_a_script_that_does_not_answer_is_ended_by_slurm(
 def test_a5_a_script_that_answers_is_left_alone(
     run: Status, told: Told, answer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kit.submit.cancel._NOTED_S", 30.0)
+    monkeypatch.setattr("kit.submission.cancel._NOTED_S", 30.0)
     slept: Callable[[float], None] = lambda _seconds: record(run, answer)  # noqa: E731
-    monkeypatch.setattr("kit.submit.cancel.time.sleep", slept)
+    monkeypatch.setattr("kit.submission.cancel.time.sleep", slept)
     record(run, "start")
     cancel.cancel([run], host=LocalHost(name="local"))
     assert told == ["gently"]

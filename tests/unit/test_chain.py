@@ -9,7 +9,7 @@ import pytest
 from kit import config
 from kit.errors import ConfigError, UsageError
 from kit.planning.sbatch_header import header
-from kit.submit.prepare_run import prepare
+from kit.submission.prepare_run import prepare
 from kit.workflow import stages
 from kit.workflow.dependencies import After, parse, term
 from kit.workflow.stages import PreparedStage

@@ -17,7 +17,7 @@ from kit.record import manifest
 from kit.snapshots import patch, scan
 from kit.snapshots.scan import Scan
 from kit.snapshots.store import Store
-from kit.submit.workspace import Left
+from kit.submission.workspace import Left
 
 ROOT = Path(__file__).parents[2]
 needs_ssh = pytest.mark.skipif(shell.which("ssh") is None, reason="no ssh here: apt install openssh-client")

@@ -237,7 +237,7 @@ def queued(*numbers: int) -> Callable[[str], dict[JobId, QueuedJob]]:
 
 def test_several_runs_are_cancelled_at_once(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[JobId, ...]] = []
-    monkeypatch.setattr("kit.submit.cancel.client.cancel", lambda *jobs, env, gently=False: told.append(jobs))
+    monkeypatch.setattr("kit.submission.cancel.client.cancel", lambda *jobs, env, gently=False: told.append(jobs))
     folders = [project / "runs"]
     with pytest.raises(RunError, match="nope"):
         cancel_by_name.cancel(["digits-7", "nope"], folders, queue=queued(7, 8))

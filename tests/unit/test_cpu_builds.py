@@ -12,7 +12,7 @@ from kit import config
 from kit.errors import ConfigError
 from kit.planning.plan import Plan, plan
 from kit.schema.image import Packages
-from kit.submit.prepare_run import prepare
+from kit.submission.prepare_run import prepare
 from tests.support import REPO, make_lock, make_site, write_job
 from tests.unit.test_gpu_images import locked
 

@@ -27,7 +27,7 @@ from kit.images import store_notes
 from kit.record import find_runs, reports_folder, run_facts
 from kit.schema.run_paths import RunPaths
 from kit.slurm.client import QueuedJob
-from kit.submit import prepare_run, rerun, workspace
+from kit.submission import prepare_run, rerun, workspace
 from tests.cluster.image_lab import needs_root, small_disk
 from tests.support import write_job
 from tests.unit.test_rerun import CLUSTER, JOB, project, recorded, run, tree_of, written  # noqa: F401

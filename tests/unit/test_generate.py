@@ -15,7 +15,7 @@ from kit import shell
 from kit.errors import ConfigError, KitError, UsageError
 from kit.frameworks import torchtitan
 from kit.planning.sbatch_header import header
-from kit.submit.single_sbatch_file import Asked, single_file
+from kit.submission.single_sbatch_file import Asked, single_file
 from tests.support import REPO
 
 CLUSTER = """

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from kit.images import image_lock
-from kit.submit import folder
+from kit.submission import folder
 from tests.support import REPO, make_lock, make_site, plan_of, write_job
 from tests.unit.test_hostile_files import answer_of
 from tests.unit.test_reports import make

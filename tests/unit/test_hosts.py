@@ -25,7 +25,7 @@ from kit.slurm.client import QueuedJob
 from kit.ssh import run_folder_mirror, shell_program
 from kit.ssh.answers import Reply
 from kit.ssh.connection import LineError
-from kit.submit import catch_up
+from kit.submission import catch_up
 from tests.unit.fake_host import FakeHost
 from tests.unit.test_remote import sh
 from tests.unit.test_status import run_dir

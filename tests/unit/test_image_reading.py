@@ -169,7 +169,7 @@ _FILES, _MB = 40_000, 10
 _MEASURED = """
 import resource, sys
 from pathlib import Path
-from kit.images import layer_tree, tree_stream
+from kit.images.sources import layer_tree, tree_stream
 from kit.images.sources.tree_edits import Edit
 def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

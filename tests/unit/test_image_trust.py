@@ -15,7 +15,7 @@ from kit.config import validate
 from kit.errors import ConfigError, LockError
 from kit.images import image_lock, signature, store_safety
 from kit.schema.cluster import Cluster
-from kit.submit import prepare_run, submit
+from kit.submission import prepare_run, submit
 from tests.support import REPO, make_lock, write_job
 
 needs_ssh = pytest.mark.skipif(shell.which("ssh-keygen") is None, reason="needs ssh-keygen")

@@ -17,7 +17,7 @@ from kit.errors import ConfigError, ImageError, SlurmError, UsageError
 from kit.health import next_command
 from kit.health.answer import SUBMIT, Answer
 from kit.record.manifest import BY_KIT_RUN
-from kit.submit.prepare_run import Prepared, prepare
+from kit.submission.prepare_run import Prepared, prepare
 from kit.workflow import first_job
 from tests.unit.test_first_job import _own_folders, kit, project
 

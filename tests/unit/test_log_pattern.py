@@ -11,7 +11,7 @@ from kit.errors import ConfigError, RunError
 from kit.hosts import output_folders
 from kit.planning.plan import Plan
 from kit.planning.sbatch_header import header
-from kit.submit.prepare_run import prepare
+from kit.submission.prepare_run import prepare
 from kit.sweeps import prepare as sweeps
 from tests.support import plan_of, write_job
 

@@ -19,7 +19,7 @@ from kit.schema.image import ImageLock
 from kit.schema.job import Job
 from kit.schema.launcher import Launcher
 from kit.schema.run_paths import RunPaths
-from kit.submit import folder
+from kit.submission import folder
 from kit.sweeps import prepare as sweeps
 from tests.support import plan_of, write_job
 

@@ -352,7 +352,7 @@ print(plan_id, flush=True)
 {kill}
 call("submit_run", plan_id=plan_id)
 """
-AT_ONCE = "from kit.submit import submit\nsubmit.submit = lambda _: os.kill(os.getpid(), 9)"
+AT_ONCE = "from kit.submission import submit\nsubmit.submit = lambda _: os.kill(os.getpid(), 9)"
 
 
 def _killed(desk: Desk, kill: str) -> str:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.submit import warnings
+from kit.submission import warnings
 from tests.support import make_site, plan_of, write_job
 
 JOB = """\

@@ -18,7 +18,7 @@ from kit.hosts import whole_folder
 from kit.images import store_safety
 from kit.snapshots import scan
 from kit.snapshots.store import Store
-from kit.submit import folder, warnings
+from kit.submission import folder, warnings
 from tests.support import make_site, plan_of, write_job
 
 NOBODY = 65534

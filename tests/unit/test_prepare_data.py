@@ -13,7 +13,7 @@ import pytest
 
 from kit import prepare_data, shell
 from kit.record import manifest
-from kit.submit.prepare_run import prepare
+from kit.submission.prepare_run import prepare
 from tests.support import REPO
 
 JOB = """

@@ -15,7 +15,7 @@ from kit.errors import ConfigError
 from kit.planning import rank_files
 from kit.planning.plan import Plan
 from kit.schema.set_by import SetBy
-from kit.submit import prepare_run
+from kit.submission import prepare_run
 from kit.sweeps import prepare as sweeps
 from kit.sweeps.points.program_options import with_option
 from tests.support import REPO, write_job

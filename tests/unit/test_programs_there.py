@@ -9,7 +9,7 @@ import pytest
 
 from kit.errors import ConfigError
 from kit.frameworks import launcher_program_options
-from kit.submit import prepare_run
+from kit.submission import prepare_run
 from kit.sweeps import prepare as sweeps
 from tests.support import REPO, write_job
 

@@ -20,7 +20,7 @@ from kit.record import find_runs, manifest
 from kit.record.manifest import Imported, Manifest
 from kit.record.unmade_points import POINTS
 from kit.schema.run_paths import RunPaths
-from kit.submit import folder
+from kit.submission import folder
 from tests.support import make_site, plan_of, write_job
 
 NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

@@ -24,8 +24,8 @@ from kit.record import checkpoint_steps, manifest, run_facts
 from kit.record.manifest import Manifest
 from kit.schema.run_paths import RunPaths
 from kit.schema.set_by import SetBy
-from kit.submit import folder, prepare_run, rerun, submit, workspace
-from kit.submit.prepare_run import Prepared
+from kit.submission import folder, prepare_run, rerun, submit, workspace
+from kit.submission.prepare_run import Prepared
 from kit.sweeps import prepare as sweeps
 from tests.support import make_lock, write_job
 

@@ -23,7 +23,7 @@ from kit.snapshots import chosen_files, patch, scan, tree_listing
 from kit.snapshots.scan import Scan
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import ListedFile
-from kit.submit import prepare_run, workspace
+from kit.submission import prepare_run, workspace
 from kit.sweeps import prepare as sweeps
 from tests.support import write_job
 

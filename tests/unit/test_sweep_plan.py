@@ -8,7 +8,7 @@ import pytest
 
 from kit.errors import ConfigError, UsageError
 from kit.planning.plan import plan
-from kit.submit.prepare_run import prepare as prepare_job
+from kit.submission.prepare_run import prepare as prepare_job
 from kit.sweeps.prepare import PreparedSweep, prepare
 from kit.sweeps.record import RecordedPoint, SweepRecord
 from kit.sweeps.shared_plans import kind_of

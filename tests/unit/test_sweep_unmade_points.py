@@ -23,7 +23,7 @@ from kit.record import find_runs, index, manifest, unmade_points
 from kit.reports.make_report import report
 from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
-from kit.submit import cancel
+from kit.submission import cancel
 from kit.sweeps import find, lost_arrays, point_templates
 from kit.sweeps import submit as sending
 from kit.sweeps.points.program_options import text

@@ -50,6 +50,8 @@ def test_the_stable_variables(tmp_path: Path) -> None:
         "num_infer_nodes=0\n"
         "gpus_per_node=1\n"
         "hub_offline=0\n"
+        "hf_hub_offline=0\n"
+        "num_nodes=2\n"
     )
 
 

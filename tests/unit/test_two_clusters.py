@@ -30,7 +30,7 @@ from kit.schema.cluster import RelayRules
 from kit.schema.job import Job
 from kit.schema.run_paths import RunPaths
 from kit.slurm.client import QueuedJob
-from kit.submit import catch_up, lone_halves, prepare_run, rerun, resume, submit
+from kit.submission import catch_up, lone_halves, prepare_run, rerun, resume, submit
 from kit.sweeps import cancel_by_name
 from tests.support import REPO
 from tests.unit.fake_host import FakeHost

@@ -9,7 +9,7 @@ import pytest
 from kit import config
 from kit.planning.complete_job import completed
 from kit.slurm import client
-from kit.submit.warnings import warn_of_variables
+from kit.submission.warnings import warn_of_variables
 from tests.support import make_site, write_job
 
 SHELL = {

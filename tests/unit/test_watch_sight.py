@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kit.schema.job import Job
-from kit.submit.warnings import describe_watch
+from kit.submission.warnings import describe_watch
 
 JOB = {"name": "x", "launcher": "srun", "image": "train-cpu", "script": "p.py"}
 

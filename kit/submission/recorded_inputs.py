@@ -23,7 +23,7 @@ from kit.schema.run_paths import RunPaths
 from kit.schema.set_by import USERS, LayerKind, SetBy
 from kit.snapshots.store import Store
 from kit.snapshots.tree_listing import Listing
-from kit.submit import workspace
+from kit.submission import workspace
 
 if TYPE_CHECKING:
     from kit.config import Resolved, Table

@@ -22,11 +22,11 @@ from kit.schema.image_choice import is_reference
 from kit.schema.job import Job
 from kit.slurm import client, embedded
 from kit.snapshots.scan import Scan
-from kit.submit import chain, portable_job, program_check, workspace
+from kit.submission import chain, portable_job, program_check, workspace
 
 if TYPE_CHECKING:
     from kit.schema.image import ImageLock
-    from kit.submit.recorded_inputs import Earlier
+    from kit.submission.recorded_inputs import Earlier
 
 _DEBUG_NODES, _DEBUG_TIME = 2, "00:15:00"
 

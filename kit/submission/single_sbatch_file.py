@@ -25,8 +25,8 @@ from kit.planning.plan import Plan, PlanFile, plan
 from kit.planning.sbatch_header import explained, header
 from kit.record import manifest
 from kit.render import render
-from kit.submit import prepare_run
-from kit.submit.prepare_run import Prepared
+from kit.submission import prepare_run
+from kit.submission.prepare_run import Prepared
 
 LAUNCHER = "torchtitan"
 # Slurm's own default. There is no job number yet, so no path of the run folder can contain one.

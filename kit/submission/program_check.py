@@ -8,7 +8,7 @@ from pathlib import Path, PurePosixPath
 from kit.errors import ConfigError, Fault, nearest
 from kit.planning.plan import Plan
 from kit.snapshots.scan import Scan
-from kit.submit import workspace
+from kit.submission import workspace
 
 
 def require(plan: Plan, scan: Scan | None, *, folder: Path | None = None) -> None:

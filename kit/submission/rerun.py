@@ -11,10 +11,10 @@ from typing import Any
 from kit.errors import LockError, RunError
 from kit.files import untrusted_files
 from kit.schema.world_size_text import sizes_text
-from kit.submit import prepare_run
-from kit.submit import recorded_inputs as reading
-from kit.submit.prepare_run import Prepared
-from kit.submit.recorded_inputs import Earlier
+from kit.submission import prepare_run
+from kit.submission import recorded_inputs as reading
+from kit.submission.prepare_run import Prepared
+from kit.submission.recorded_inputs import Earlier
 from kit.version import __version__
 
 # Keys of a cluster file that have no effect on a job.

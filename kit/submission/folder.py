@@ -13,7 +13,7 @@ from kit.planning.plan import Plan
 from kit.record import secret
 from kit.record.manifest import Manifest
 from kit.schema.run_paths import RunPaths
-from kit.submit import workspace
+from kit.submission import workspace
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,8 @@ from kit.planning.plan import Plan
 from kit.record import own_run
 from kit.record.run_facts import events
 from kit.schema.run_paths import RunPaths
-from kit.submit.prepare_run import Prepared
-from kit.submit.submit import new_run, require_ready
+from kit.submission.prepare_run import Prepared
+from kit.submission.submit import new_run, require_ready
 
 
 def allocate(prepared: Prepared) -> int:

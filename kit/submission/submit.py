@@ -11,8 +11,8 @@ from kit.errors import LockError, SlurmError
 from kit.hosts.host import Inputs, NeededImage, NewRun
 from kit.record import manifest, secret
 from kit.slurm import client, embedded
-from kit.submit import chain, folder, workspace
-from kit.submit.prepare_run import Prepared
+from kit.submission import chain, folder, workspace
+from kit.submission.prepare_run import Prepared
 
 
 def ask_slurm(prepared: Prepared) -> client.ExpectedStart | None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from kit.hosts import remote_clusters
 from kit.hosts.host import Host, Queue
 from kit.slurm.client import JobId, QueuedJob
-from kit.submit import lone_halves
+from kit.submission import lone_halves
 
 
 def refresh(project: Path, names: Sequence[str | None] = (None,)) -> dict[str, str]:

@@ -19,7 +19,7 @@ from kit.files.owning_process import Owner
 from kit.hosts import status
 from kit.hosts.host import Host
 from kit.record import run_facts
-from kit.submit import cancel
+from kit.submission import cancel
 
 # The first line of a note whose submit has failed. Before that, it is the process that submits.
 _FAILED = "failed"

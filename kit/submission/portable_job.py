@@ -9,7 +9,7 @@ from kit.hosts.remote_clusters import refuse
 
 if TYPE_CHECKING:
     from kit.config import Resolved
-    from kit.submit.recorded_inputs import Earlier
+    from kit.submission.recorded_inputs import Earlier
 
 
 def require(resolved: Resolved, earlier: Earlier | None) -> None:
