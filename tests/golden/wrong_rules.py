@@ -10,17 +10,20 @@ from pathlib import Path
 from kit import config
 from kit.config import prime_rl_file
 from kit.errors import ConfigError
-from kit.frameworks import program_releases, titan_words, torchtitan
+from kit.frameworks import program_releases, rl, titan_words, torchtitan
 from kit.migrate import write_job as write_migrated
 from kit.planning.plain_file import plain_script
 from kit.planning.plan import plan
 from kit.planning.plan_inputs import Site
 from kit.record import secret
+from kit.schema.checkpoint_and_tracking import Checkpoint
+from kit.schema.launcher import Launcher
+from kit.schema.rl_and_sft import Rl
 from kit.submission import chain
 from kit.sweeps.prepare import prepare as prepare_sweep
 from kit.validation import toml
 from kit.workflow.stages import prepare as prepare_stages
-from tests.support import make_lock, make_site, write_job
+from tests.support import REPO, make_lock, make_site, write_job
 
 HEAD = 'name = "digits"\nlauncher = "{launcher}"\nimage = "train-cpu"\n'
 SIZE = "[resources]\nnodes = {nodes}\ngpus_per_node = {gpus}\n"
@@ -175,7 +178,9 @@ def _frameworks() -> list[Rule]:
         _job("torchtitan", 'args = ["--training.stps", "3"]'),
         _job("torchtitan", 'env.PROGRAM_RELEASE = "0.2.2"\nargs = ["--training.seed", "3"]'),
         _job("torchtitan", '[env]\nPROGRAM_RELEASE = "0.2.5"'),
-        _job("rl", '[rl]\nprograms = "prime-rl"\ngpus_per_node = 2\ntrainer = { model = { cp = 3 } }', nodes=0),
+        Rule(text='# [rl] programs = "prime-rl"
+[rl.orchestrator]
+batchsize = 3', run=_prime_rl_option),
         _job(
             "rl",
             '[rl]\nprograms = "prime-rl"\ngpus_per_node = 2\ninference = { deployment = { type = "disaggregated" } }',
@@ -188,7 +193,9 @@ def _frameworks() -> list[Rule]:
             Rule(text=f"# kit generate --extra-args '{words}'", run=partial(_titan_words, words))
             for words in _TITAN_WORDS
         ),
-        _job("rl", '[rl]\nprograms = "prime-rl"\n[rl.orchestrator]\nbatchsize = 3', gpus=8),
+        Rule(text='# [rl] programs = "prime-rl"
+[rl.orchestrator]
+batchsize = 3', run=_prime_rl_option),
         Rule(text='# a file of prime-rl\nproject_dir = "."', run=_prime_rl_file),
     ]
 
@@ -208,6 +215,12 @@ def _titan_words(words: str, _: Path) -> None:
     options, overrides = titan_words.split(words.split(), known.switches)
     found = [*titan_words.stray(options), *titan_words.faults(overrides, known, tables=False, file="llama.toml")]
     raise ConfigError.of(*found, file="llama.toml")
+
+
+def _prime_rl_option(_: Path) -> None:
+    programs = config.load_model(REPO / "launchers/rl/launcher.toml", Launcher).programs["prime-rl"]
+    table = Rl.model_validate({"programs": "prime-rl", "orchestrator": {"batchsize": 3}})
+    raise ConfigError.of(*rl.broken(table, programs, name="rl", gpus=8, checkpoint=Checkpoint()), file="job.toml")
 
 
 def _prime_rl_file(folder: Path) -> None:
