@@ -178,9 +178,7 @@ def _frameworks() -> list[Rule]:
         _job("torchtitan", 'args = ["--training.stps", "3"]'),
         _job("torchtitan", 'env.PROGRAM_RELEASE = "0.2.2"\nargs = ["--training.seed", "3"]'),
         _job("torchtitan", '[env]\nPROGRAM_RELEASE = "0.2.5"'),
-        Rule(text='# [rl] programs = "prime-rl"
-[rl.orchestrator]
-batchsize = 3', run=_prime_rl_option),
+        _job("rl", '[rl]\nprograms = "prime-rl"\ngpus_per_node = 2\ntrainer = { model = { cp = 3 } }', nodes=0),
         _job(
             "rl",
             '[rl]\nprograms = "prime-rl"\ngpus_per_node = 2\ninference = { deployment = { type = "disaggregated" } }',
@@ -193,9 +191,7 @@ batchsize = 3', run=_prime_rl_option),
             Rule(text=f"# kit generate --extra-args '{words}'", run=partial(_titan_words, words))
             for words in _TITAN_WORDS
         ),
-        Rule(text='# [rl] programs = "prime-rl"
-[rl.orchestrator]
-batchsize = 3', run=_prime_rl_option),
+        Rule(text='# [rl] programs = "prime-rl"\n[rl.orchestrator]\nbatchsize = 3', run=_prime_rl_option),
         Rule(text='# a file of prime-rl\nproject_dir = "."', run=_prime_rl_file),
     ]
 
