@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import jinja2
 
 from kit import data_folders
+from kit.files.safe_text import is_unsafe
 from kit.schema import own_batch_script
 
 E = TypeVar("E", bound=jinja2.Environment)
@@ -25,15 +26,33 @@ ALL_REDUCE = "bin/all_reduce.py"
 PARTS = "parts"
 
 
+def quote(word: str) -> str:
+    """A text as one word of bash. Without control characters: who prints the script on a terminal sees their escapes.
+
+    `$'…'` has bytes, so the word is the same in any locale.
+    """
+    if not is_unsafe(word):
+        return shlex.quote(word)
+    escaped = "".join(
+        "".join(f"\\x{byte:02x}" for byte in char.encode("utf-8", "surrogatepass"))
+        if char != "\n" and is_unsafe(char)
+        else f"\\{char}"
+        if char in "\\'"
+        else char
+        for char in word
+    )
+    return f"$'{escaped}'"
+
+
 def sh(value: Any) -> str:
     """A value as one word of bash; a list or tuple as an array literal, one element per line; a table as an associative array."""
     if isinstance(value, bool):
         return "1" if value else "0"
     if isinstance(value, Mapping):
-        return "(\n" + "".join(f"    [{name}]={shlex.quote(str(v))}\n" for name, v in value.items()) + ")"
+        return "(\n" + "".join(f"    [{name}]={quote(str(v))}\n" for name, v in value.items()) + ")"
     if isinstance(value, list | tuple):
-        return "(\n" + "".join(f"    {shlex.quote(str(v))}\n" for v in value) + ")" if value else "()"
-    return shlex.quote(str(value))
+        return "(\n" + "".join(f"    {quote(str(v))}\n" for v in value) + ")" if value else "()"
+    return quote(str(value))
 
 
 def render(template: str, variables: Mapping[str, Any]) -> str:

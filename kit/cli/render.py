@@ -14,6 +14,7 @@ from kit.cli.print_json import print_json
 from kit.cli.submit_messages import show_arguments, show_warnings
 from kit.errors import UsageError
 from kit.files.atomic_write import write
+from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
     from kit.pair.two_clusters import TwoRuns
@@ -196,5 +197,5 @@ def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str,
         if name in texts:
             print(f"# ==> {name} <==")
             print(texts[name])
-    print(f"# {' '.join(made.argv)}")
+    print(f"# {clean(' '.join(made.argv))}")
     return {}

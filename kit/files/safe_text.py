@@ -16,6 +16,11 @@ def clean(text: str) -> str:
     return text if text.isprintable() else re.sub(_UNSAFE, _escaped, text)
 
 
+def is_unsafe(text: str) -> bool:
+    """Whether text has a character that `clean` would escape, other than a line end."""
+    return not text.isprintable() and re.search(_UNSAFE_IN_LINES, text) is not None
+
+
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
     return {0x0A: "\\n", 0x0D: "\\r"}.get(code) or (f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}")

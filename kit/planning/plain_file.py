@@ -6,14 +6,13 @@ says what else the kit's own run does.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Iterator
 
 from kit.errors import ConfigError, Fault
 from kit.planning import rank_files
 from kit.planning.decisions import Decisions
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
-from kit.render import render
+from kit.render import quote, render
 from kit.runtimes import Container
 from kit.schema.mount import Mount
 from kit.schema.run_paths import CONTAINER_RUN
@@ -111,7 +110,7 @@ def _environment(made: Decisions) -> dict[str, str]:
 
 
 def _assignment(name: str, value: str) -> str:
-    return f"{name}={shlex.quote(value)}"
+    return f"{name}={quote(value)}"
 
 
 def _has_launchers_program(made: Decisions) -> bool:
@@ -176,7 +175,7 @@ def _contained(made: Decisions, words: list[str]) -> list[str]:
 
 def _words(words: list[str]) -> str:
     """Words of a command, quoted, one option a line."""
-    lines = [shlex.quote(word) for word in words]
+    lines = [quote(word) for word in words]
     text = ""
     for at, line in enumerate(lines):
         separator = "" if at == 0 else " \\\n    " if words[at].startswith("--") else " "

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from kit import shell
+from kit.files.safe_text import is_unsafe
 from kit.planning.plan import PlanFile
-from kit.render import plain, render
+from kit.render import plain, quote, render
 from kit.runtimes.pyxis import mount_option
 from kit.schema.job import Job
 from kit.schema.mount import Mount
@@ -113,3 +114,12 @@ def test_mounts_split_back_into_what_was_asked(source: str, target: str) -> None
     (only,) = mount_option(mount).split(",")
     assert only.split(":") == [f"/{source}", f"/{target}", "ro"]
     assert not set(only) & set('$`"\\\n')
+
+
+@given(TEXT)
+def test_no_control_character_of_a_value_is_in_a_script(text: str) -> None:
+    """`kit render` prints the script, and a terminal would obey it."""
+    word = quote(text)
+    assert not is_unsafe(word)
+    said = shell.run(["bash", "-c", f"printf %s. {word}"], env={"LC_ALL": "C", "PATH": os.environ["PATH"]})
+    assert said.stdout == f"{text}."
