@@ -7,7 +7,7 @@ set -euo pipefail
 cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.."
 failed=0
 .venv/bin/mypy || failed=1
-.venv/bin/mypy scripts/*.py || failed=1
+.venv/bin/mypy --explicit-package-bases scripts/*.py || failed=1
 # What runs beside ranks promises Python 3.8. mypy reads 3.10 and newer; ruff, and the tests on Python 3.8, find what is not there before.
 # The stand-ins have the names of modules, so they are checked alone.
 for folder in templates/kit_node templates/kit_node/absent; do
