@@ -26,6 +26,13 @@ BLOB = f"sha256:{'0' * 64}"
 Answer = Callable[[BaseHTTPRequestHandler], None]
 
 
+class Quiet(ThreadingHTTPServer):
+    """A server whose clients may hang up, as the kit does on a lie: socketserver would print a traceback."""
+
+    def handle_error(self, *_: object) -> None:
+        pass
+
+
 class Server:
     """A server on one address of this machine, and the requests that it got: path and Authorization."""
 
@@ -43,7 +50,7 @@ class Server:
             def log_message(self, *_: object) -> None:
                 pass
 
-        self.server = ThreadingHTTPServer((address, 0), Handler)
+        self.server = Quiet((address, 0), Handler)
         self.server.daemon_threads = True
         self.host = f"{address}:{self.server.server_address[1]}"
         threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True).start()
