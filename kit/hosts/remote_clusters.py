@@ -10,7 +10,7 @@ from kit import config, data_folders
 from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.hosts.host import Host
 from kit.hosts.local import LocalHost
-from kit.record import find_runs, index, known_files, run_facts
+from kit.record import find_runs, index, known_files
 from kit.ssh import run_folder_mirror as mirrors
 
 if TYPE_CHECKING:
@@ -32,8 +32,11 @@ def host_for(name: str, rules: Cluster, *, project: Path) -> Host:
 
 
 def host_of_run(run_dir: Path) -> Host:
-    """The host with a run's own folder, of which this is a mirror or the folder itself."""
-    return holding(run_dir) or LocalHost(name=run_facts.read(run_dir).cluster)
+    """The host with a run's own folder, of which this is a mirror or the folder itself. A sweep's point may have no folder yet."""
+    if mirrored := holding(run_dir):
+        return mirrored
+    ((_, facts),) = index.facts([run_dir])
+    return LocalHost(name=facts.cluster)
 
 
 def of(name: str, *, project: Path | None = None) -> SshHost | None:

@@ -263,6 +263,6 @@ def test_images_without_a_file_are_those_of_builds(tmp_path: Path) -> None:
     imported = lock.model_copy(update={"source": "docker://x", "name": "other", "sha256": "0" * 64})
     pins = [SimpleNamespace(stored=f"{tmp_path}/sha256/x.sqsh", lock=one) for one in (lock, imported, None)]
     plan = SimpleNamespace(decisions=SimpleNamespace(pins=SimpleNamespace(distinct=pins)))
-    here: Any = SimpleNamespace(plan=plan, remote=None, earlier=None)
-    there: Any = SimpleNamespace(plan=plan, remote=object(), earlier=None)
+    here: Any = SimpleNamespace(plan=plan, host=SimpleNamespace(shares_files=True), earlier=None)
+    there: Any = SimpleNamespace(plan=plan, host=SimpleNamespace(shares_files=False), earlier=None)
     assert what_is_missing.images([here, there]) == {"train-cpu": tmp_path}

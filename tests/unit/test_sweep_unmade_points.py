@@ -16,7 +16,7 @@ from kit import data_folders, shell
 from kit.errors import RunError
 from kit.health import why
 from kit.health.run_record import Record
-from kit.hosts import status
+from kit.hosts import remote_clusters, status
 from kit.hosts.local import LocalHost
 from kit.ledger import find as ledgers
 from kit.record import find_runs, index, manifest, unmade_points
@@ -215,6 +215,13 @@ def test_an_array_that_is_in_no_record_is_found_again(made: PreparedSweep, monke
     assert read(made.folder).arrays[0].members == tuple(range(8))
     states = find.states(made.folder, read(made.folder), queue=queue("PENDING"))
     assert [find.state_of(states[n]) for n in range(8)] == ["PENDING"] * 8
+
+
+def test_a_point_without_a_folder_is_on_the_cluster_of_its_sweep(made: PreparedSweep) -> None:
+    """`kit cancel` of a sweep that waits asked the Slurm of this machine's default, and not the sweep's."""
+    assert not SweepPaths(made.folder).point(3).exists()
+    host = remote_clusters.host_of_run(SweepPaths(made.folder).point(3))
+    assert (host.name, host.shares_files) == ("here", True)
 
 
 def test_cancelled_before_it_started(made: PreparedSweep, monkeypatch: pytest.MonkeyPatch) -> None:
