@@ -111,8 +111,8 @@ golden: ## rewrite tests/golden from the code as it is; read the diff before you
 	@$(PY) -m tests.golden.wrong
 	@git diff --stat -- tests/golden
 
-schema: ## rewrite docs/schema from the models
-	@$(KIT) schema all --output docs/schema
+schema: ## rewrite docs/schema, the schemas of TOML files and of metrics, from the models
+	@for noun in $(patsubst docs/schema/%.schema.json,%,$(wildcard docs/schema/*.json)); do $(KIT) schema "$$noun" --output docs/schema || exit 1; done
 
 reference: ## rewrite docs/reference and the man pages from the code
 	@$(PY) scripts/reference.py

@@ -30,7 +30,7 @@ from kit.answers.log_lines import LogLine
 from kit.answers.planned_job import JobToPlan, PlannedJob
 from kit.answers.run_status import ListedRun, RunStatus
 from kit.answers.wait_for_runs import RunEvent, RunsWatch
-from kit.hosts import remote_clusters, which_slurm
+from kit.hosts import clusters, other_jobs
 from kit.hosts import status as of
 from kit.hosts.status import Status
 from kit.record import find_runs, unmade_points
@@ -322,7 +322,9 @@ async def watch_runs(
 
 def _watch(runs: Sequence[Run | str | Path]) -> RunsWatch:
     folders = [_folder(one) for one in runs]
-    return RunsWatch(folders, queue=catch_up.queue(), history=which_slurm.history(say=_log.warning), say=_log.warning)
+    return RunsWatch(
+        folders, queue=catch_up.queue(), history=other_jobs.ask_accounting(say=_log.warning), say=_log.warning
+    )
 
 
 def rerun(
@@ -342,8 +344,8 @@ def rerun(
     with data_folders.in_project(project):
         run_dir = _folder(run)
         if from_step is not None:
-            remote_clusters.require_here(run_dir, "a rerun from a checkpoint")
-        remote_clusters.fetch_whole(run_dir)
+            clusters.require_here(run_dir, "a rerun from a checkpoint")
+        clusters.fetch_whole(run_dir)
         ready = repeating.prepare(run_dir, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
         one_run.submit(ready)
         return Run(ready.folder)

@@ -14,8 +14,8 @@ _HEAD = """# Answers as data
 
 With `--json`, a command prints one JSON object or list on stdout, and `logs` and `wait` print one object a line. Every such object
 has a `schema_version`: the number grows when a field comes, goes or changes. Readers ignore fields that they do not know. JSON has
-no NaN and no infinity: such numbers are `null`. `kit schema kit-status` prints the JSON Schema of `kit status --json`; all schemas
-are in `docs/schema`. A field with `?` may be missing.
+no NaN and no infinity: such numbers are `null`. `kit schema kit-status` prints the JSON Schema of `kit status --json`, and
+`kit schema all --output FOLDER` writes all of them. The site has them in `schema/`. A field with `?` may be missing.
 
 The column *since* has the version that brought the field. An answer with several forms has one section for each.
 """

@@ -35,7 +35,7 @@ COMMANDS = {
     "why": ("why", "{run}"),
 }
 # The most files. Lower a number when a change allows it. Each part of a run (kit/planning/parts) is asked whether the job uses it,
-# and so counts; who changes a command reads none of them.
+# and so counts, although a change of the command touches none of them.
 MOST = {"render": 116, "submit": 144, "sweep": 152, "why": 50}
 JOB = """
 name = "journey"

@@ -1,7 +1,4 @@
-"""Checks what commands print with --json against docs/schema: every test that runs such a command checks its answer so.
-
-tests/unit/test_schema.py has that these files are those of the models.
-"""
+"""Checks what commands print with --json against their schemas: every test that runs such a command checks its answer so."""
 
 from __future__ import annotations
 
@@ -10,11 +7,7 @@ from collections.abc import Callable, Sequence
 from functools import cache, wraps
 from importlib import import_module
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
-
-_SCHEMAS = Path(__file__).parents[1] / "docs" / "schema"
-LINES = ("logs", "wait")
 
 
 def check_argv(argv: Sequence[str], code: int, out: str, err: str) -> None:
@@ -27,14 +20,16 @@ def check_argv(argv: Sequence[str], code: int, out: str, err: str) -> None:
 def check(words: Sequence[str], code: int, out: str, err: str) -> None:
     """The answer of `kit WORDS`, if it was asked for --json: AssertionError for one that its schema does not describe."""
     own = [*words][: [*words].index("--")] if "--" in words else [*words]
-    command = command_of(own)
     # A command that was ended may have printed half of its answer. Environments of frameworks may lack the validator.
     ended = code < 0 or code > 128
-    if ended or command is None or "--json" not in own or "--help" in own or find_spec("jsonschema") is None:
+    if ended or "--json" not in own or "--help" in own or find_spec("jsonschema") is None:
+        return
+    command = command_of(own)
+    if command is None:
         return
     if out.strip():
-        for text in out.splitlines() if command in LINES else [out]:
-            _valid(f"kit-{command.replace(' ', '-')}", text)
+        for text in out.splitlines() if command in _schemas().LINES else [out]:
+            _valid(command, text)
     last = err.rstrip().rpartition("\n")[2]
     if last.startswith('{"'):
         _valid("error", last)
@@ -42,11 +37,8 @@ def check(words: Sequence[str], code: int, out: str, err: str) -> None:
 
 def command_of(words: Sequence[str]) -> str | None:
     """The command that has a schema; None for another."""
-    known = {path.name.removeprefix("kit-").removesuffix(".schema.json") for path in _SCHEMAS.glob("kit-*.json")}
-    for count in (2, 1):
-        if len(words) >= count and "-".join(words[:count]) in known:
-            return " ".join(words[:count])
-    return None
+    known = _schemas().answers()
+    return next((name for count in (2, 1) if (name := " ".join(words[:count])) in known), None)
 
 
 def checked(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,10 +53,16 @@ def checked(run: Callable[..., Any]) -> Callable[..., Any]:
     return checking
 
 
-def _valid(schema: str, text: str) -> None:
+def _schemas() -> Any:
+    """Imported late: environments of frameworks, which run no command with --json, may lack what it imports."""
+    return import_module("kit.answers.schemas")
+
+
+def _valid(command: str, text: str) -> None:
     value = json.loads(text, parse_constant=_refuse)
-    found = [f"{error.json_path}: {error.message[:300]}" for error in _validator(schema).iter_errors(value)]
-    assert not found, f"{schema}.schema.json does not describe this answer: {'; '.join(found)}\n{text[:2000]}"
+    found = [f"{error.json_path}: {error.message[:300]}" for error in _validator(command).iter_errors(value)]
+    name = _schemas().file_name(command)
+    assert not found, f"{name}: the schema does not describe this answer: {'; '.join(found)}\n{text[:2000]}"
 
 
 def _refuse(name: str) -> None:
@@ -72,10 +70,9 @@ def _refuse(name: str) -> None:
 
 
 @cache
-def _validator(schema: str) -> Any:
+def _validator(command: str) -> Any:
     """Strict: a key that the schema does not name is an error here, though readers shall ignore it."""
-    whole = json.loads((_SCHEMAS / f"{schema}.schema.json").read_text(encoding="utf-8"))
-    return import_module("jsonschema").Draft202012Validator(_closed(whole))
+    return import_module("jsonschema").Draft202012Validator(_closed(_schemas().schema(command)))
 
 
 def _closed(part: Any) -> Any:

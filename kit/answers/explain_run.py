@@ -31,12 +31,12 @@ def explain(one: Status) -> Answer:
     """The answer of the rules for a run with a known status. For a waiting job, Slurm is asked once more."""
     from kit.health.run_record import Record
     from kit.health.why import explain as by_rules
-    from kit.hosts import which_slurm
+    from kit.hosts.clusters import find_host
     from kit.slurm import client
 
     start = ""
     if one.state == "PENDING" and one.job_id is not None:
-        start = client.expected_start(one.job_id, env=which_slurm.env_of(one.facts.cluster))
+        start = client.expected_start(one.job_id, env=find_host(one.facts.cluster).env())
     return by_rules(Record(status=one, expected_start=start))
 
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from kit import data_folders
-from kit.hosts import remote_clusters
+from kit.hosts import clusters
 from kit.record import find_runs
 from kit.submission import catch_up
 
@@ -29,7 +29,7 @@ def folders(given: Path | None, *names: str | None, say: Say) -> list[Path]:
 def find_dir(name: str | None, runs_dir: Path | None, *, say: Say) -> Path:
     """The folder of a run, by any of its names; for a run on another machine, its updated mirror."""
     run_dir = find_runs.find_one(name, folders(runs_dir, name, say=say))
-    remote_clusters.fetch(run_dir)
+    clusters.fetch(run_dir)
     return run_dir
 
 
@@ -41,7 +41,7 @@ def fetched(runs_dir: Path | None, names: Sequence[str | None], *, say: Say) -> 
     for name in names:
         points = named.sweep_points(name, found)
         if points:
-            remote_clusters.fetch_sweep(points[0].parent.parent)
+            clusters.fetch_sweep(points[0].parent.parent)
         else:
-            remote_clusters.fetch(find_runs.find_one(name, found))
+            clusters.fetch(find_runs.find_one(name, found))
     return found

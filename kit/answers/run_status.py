@@ -11,7 +11,7 @@ from typing import Any
 from kit.answers import named_runs
 from kit.answers.explain_run import first_line
 from kit.answers.named_runs import Say
-from kit.hosts import from_accounting, which_slurm
+from kit.hosts import from_accounting, other_jobs
 from kit.hosts import status as of
 from kit.hosts.host import Queue
 from kit.hosts.status import Status
@@ -92,7 +92,7 @@ def list_statuses(runs_dir: Path | None, *, queue: Queue, say: Say) -> list[Stat
     found = of.of_facts(find_runs.find_all(named_runs.folders(runs_dir, say=say)), queue=queue)
     if found_again(found):
         found = of.of_facts(find_runs.find_all(named_runs.folders(runs_dir, say=say)), queue=queue)
-    return from_accounting.add(found, ask=which_slurm.history(say=say))
+    return from_accounting.add(found, ask=other_jobs.ask_accounting(say=say))
 
 
 def status_of(run_dir: Path, *, queue: Queue, say: Say) -> Status:
@@ -100,7 +100,7 @@ def status_of(run_dir: Path, *, queue: Queue, say: Say) -> Status:
     found = of.of([run_dir], queue=queue)
     if found_again(found):
         found = of.of([run_dir], queue=queue)
-    (one,) = from_accounting.add(found, ask=which_slurm.history(say=say), every=True)
+    (one,) = from_accounting.add(found, ask=other_jobs.ask_accounting(say=say), every=True)
     return one
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from kit.errors import StillRunningError
-from kit.hosts import from_accounting, remote_clusters
+from kit.hosts import clusters, from_accounting
 from kit.hosts import status as of
 from kit.hosts.from_accounting import Ask
 from kit.hosts.host import Queue
@@ -182,7 +182,7 @@ def _retried(queue: Queue) -> Queue:
     """The same queue, which also asks a cluster over ssh again that did not answer before."""
 
     def ask(name: str) -> Mapping[JobId, QueuedJob] | None:
-        if (remote := remote_clusters.of(name)) is not None:
+        if (remote := clusters.find_ssh_host(name)) is not None:
             remote.silent = ""
         return queue(name)
 

@@ -23,7 +23,8 @@ from kit.bisection.judge import Criterion, Ended, judge
 from kit.bisection.record import BisectionRecord, Trial
 from kit.bisection.state_run import Pair
 from kit.errors import ConfigError, EngineError, ImageError, JobRefusedError, RunError, SlurmError, UsageError
-from kit.hosts import status, which_slurm, whole_folder
+from kit.hosts import status, whole_folder
+from kit.hosts.clusters import find_host
 from kit.hosts.status import Status
 from kit.record import manifest
 from kit.record.unmade_points import POINTS
@@ -143,11 +144,11 @@ class Bisection:
         (now,) = status.of([run_dir], queue=catch_up.queue())
         if made.job_id is not None or now.job_id is not None:
             return True
-        if not which_slurm.is_up(made.cluster):
+        if not find_host(made.cluster).is_up():
             raise SlurmError(f"cluster {made.cluster!r} is not up", hint="bring it up, and give the same command again")
         while True:
             young = time.time() - path.stat().st_mtime < _SENDING_S
-            scripts = client.scripts(env=which_slurm.env_of(made.cluster))
+            scripts = client.scripts(env=find_host(made.cluster).env())
             job_id = scripts.get(str(RunPaths(run_dir).batch))
             if job_id is not None:
                 made.model_copy(update={"job_id": job_id}).write(path)
@@ -248,7 +249,7 @@ def nodes_of(one: Status) -> tuple[str, ...]:
 
 
 def _require_up(one: Status) -> None:
-    if not which_slurm.is_up(one.facts.cluster):
+    if not find_host(one.facts.cluster).is_up():
         raise SlurmError(
             f"cluster {one.facts.cluster!r} is not up", hint="bring it up, and give the same command again"
         )

@@ -138,11 +138,11 @@ def _say(line: str) -> None:
 
 
 def _here(name: str, runs_dir: Path | None) -> Path:
-    from kit.hosts import remote_clusters
+    from kit.hosts import clusters
     from kit.record import find_runs
 
     run_dir = find_runs.find_one(name, folders(runs_dir, name))
-    remote_clusters.require_here(run_dir, "'kit bisect'")
+    clusters.require_here(run_dir, "'kit bisect'")
     return run_dir
 
 
@@ -150,10 +150,10 @@ def _ended(run_dir: Path) -> Ended:
     from kit.answers.explain_run import explain
     from kit.bisection.judge import Ended
     from kit.cli.wait_and_follow import queue
-    from kit.hosts import from_accounting, which_slurm
+    from kit.hosts import from_accounting, other_jobs
     from kit.hosts import status as of
 
-    (one,) = from_accounting.add(of.of([run_dir], queue=queue()), ask=which_slurm.history(say=_say), every=True)
+    (one,) = from_accounting.add(of.of([run_dir], queue=queue()), ask=other_jobs.ask_accounting(say=_say), every=True)
     return Ended(one, explain(one))
 
 

@@ -48,7 +48,7 @@ def _asked(job: Path, names: Sequence[str], *, overrides: list[str], containers:
     """The answers of all clusters for the job as written. They are asked in parallel, with a limit on the waiting time."""
     from kit.errors import KitError
     from kit.forecast import answers
-    from kit.hosts import remote_clusters
+    from kit.hosts import clusters
 
     found: dict[str, list[WhenAnswer]] = {}
     said: dict[str, str] = {}
@@ -64,7 +64,7 @@ def _asked(job: Path, names: Sequence[str], *, overrides: list[str], containers:
         thread.start()
     taken = []
     for name, thread in started.items():
-        remote = remote_clusters.of(name)
+        remote = clusters.find_ssh_host(name)
         thread.join(_PATIENCE_S + (2 * remote.connection.timeout if remote else 0.0))
         own = [one for one in found.get(name, ()) if one.as_written and one.pieces == 1]
         taken += [one for one in own if one.start is not None]

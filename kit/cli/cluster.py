@@ -38,10 +38,10 @@ def login(
     """Open the ssh connection to a cluster and keep it open. ssh may ask for a password or a code on this terminal."""
     from kit import config, data_folders
     from kit.errors import UsageError
-    from kit.hosts import remote_clusters
+    from kit.hosts import clusters
 
     project = data_folders.project()
-    found = remote_clusters.of(config.cluster_entry(name, project).name, project=project)
+    found = clusters.find_ssh_host(config.cluster_entry(name, project).name, project=project)
     if found is None:
         problem = f"the file of cluster {name} has no [ssh] table, so there is no connection to open"
         raise UsageError(problem, hint='[ssh]\n       host = "login.pod"')

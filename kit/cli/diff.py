@@ -52,8 +52,8 @@ def recorded(run_dir: Path) -> Recorded:
     from kit.cli.runs import warn
     from kit.cli.wait_and_follow import queue
     from kit.comparison.recorded_run import read
-    from kit.hosts import from_accounting, which_slurm
+    from kit.hosts import from_accounting, other_jobs
     from kit.hosts import status as of
 
-    (one,) = from_accounting.add(of.of([run_dir], queue=queue()), ask=which_slurm.history(say=warn), every=True)
+    (one,) = from_accounting.add(of.of([run_dir], queue=queue()), ask=other_jobs.ask_accounting(say=warn), every=True)
     return read(one, explain(one))

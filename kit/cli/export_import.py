@@ -10,11 +10,11 @@ import typer
 
 from kit.cli.json_options import ManifestJson
 from kit.cli.print_json import print_json
-from kit.cli.runs import ThisRun
+from kit.cli.runs import RunName, folders
 
 
 def export(
-    run: ThisRun,
+    run: RunName = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -48,24 +48,13 @@ def export(
 ) -> None:
     """Pack an ended run into one file: code, job, locks, manifest, logs, metrics. What looks like a key is refused."""
     from kit.archive import exporting
-    from kit.cli.runs import folders
-    from kit.cli.wait_and_follow import queue
-    from kit.errors import RunError, UsageError
-    from kit.hosts import remote_clusters
-    from kit.hosts import status as of
-    from kit.record import find_runs, reports_folder
+    from kit.hosts import clusters
+    from kit.record import reports_folder
 
-    run_dir = find_runs.find_one(run, folders(None, run))
-    (one,) = of.of([run_dir], queue=queue())
-    if one.active:
-        raise RunError(f"run {run_dir.name} is {one.state}: it has not ended", hint=f"kit cancel {run_dir.name}")
-    there = remote_clusters.holding(run_dir) if outputs else None
-    if there is not None:
-        raise UsageError(
-            f"--outputs: what the program of {run_dir.name} wrote is on {there.name}, not on this machine",
-            hint=f"scp -r {there.connection.host}:{there.refresh().there.runs}/{run_dir.name}/workspace .",
-        )
-    remote_clusters.fetch_whole(run_dir)
+    run_dir = _find_ended_run(run)
+    if outputs:
+        _require_outputs_here(run_dir)
+    clusters.fetch_whole(run_dir)
     file = output or reports_folder.shown(reports_folder.take() / f"{run_dir.name}.tar.zst")
     done = exporting.export(run_dir, file, outputs=outputs or (), with_image=with_image, with_private=with_private)
     size, count = done.file.stat().st_size, len(done.index.members)
@@ -75,6 +64,33 @@ def export(
         return
     print(done.file)
     print(f"{count} files, {size / 1e6:.1f} MB; not in it: {', '.join(done.left_out) or 'nothing'}", file=sys.stderr)
+
+
+def _find_ended_run(run: str | None) -> Path:
+    """The run's folder. RunError if Slurm still has its job."""
+    from kit.cli.wait_and_follow import queue
+    from kit.errors import RunError
+    from kit.hosts import status as of
+    from kit.record import find_runs
+
+    run_dir = find_runs.find_one(run, folders(None, run))
+    (one,) = of.of([run_dir], queue=queue())
+    if one.active:
+        raise RunError(f"run {run_dir.name} is {one.state}: it has not ended", hint=f"kit cancel {run_dir.name}")
+    return run_dir
+
+
+def _require_outputs_here(run_dir: Path) -> None:
+    """UsageError if what the program wrote is on another machine: the mirror of a run over ssh has its record alone."""
+    from kit.errors import UsageError
+    from kit.hosts import clusters
+
+    there = clusters.mirrored_host(run_dir)
+    if there is not None:
+        raise UsageError(
+            f"--outputs: what the program of {run_dir.name} wrote is on {there.name}, not on this machine",
+            hint=f"scp -r {there.connection.host}:{there.refresh().there.runs}/{run_dir.name}/workspace .",
+        )
 
 
 def import_(

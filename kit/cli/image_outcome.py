@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 def done(outcome: Outcome, store: Path | None, cluster: str | None, *, as_json: bool) -> None:
     """Send the image to a cluster over ssh, unless a store was named; print the result."""
     from kit import config, data_folders
-    from kit.hosts import remote_clusters, remote_images
+    from kit.hosts import clusters, remote_images
 
     remote = None
     if cluster and not store:
-        remote = remote_clusters.of(config.cluster_entry(cluster, data_folders.project()).name)
+        remote = clusters.find_ssh_host(config.cluster_entry(cluster, data_folders.project()).name)
     if remote:
         remote_images.require_all(remote, [outcome.lock])
     _print(outcome, as_json=as_json)

@@ -107,7 +107,7 @@ def _halves(run_dir: Path, cluster: str | None) -> list[tuple[str, Path]]:
     UsageError for a cluster on which there is no half.
     """
     from kit.errors import UsageError
-    from kit.hosts import pair_relay, remote_clusters
+    from kit.hosts import clusters, pair_relay
     from kit.record import run_facts
 
     facts = run_facts.read(run_dir)
@@ -127,7 +127,7 @@ def _halves(run_dir: Path, cluster: str | None) -> list[tuple[str, Path]]:
     if other is None or cluster not in (None, there):
         problem = f"no half of {run_dir.name} is on cluster {cluster}"
         raise UsageError(problem, hint=" or ".join(f"--cluster {name}" for name in (facts.cluster, there) if name))
-    remote_clusters.fetch(other)
+    clusters.fetch(other)
     if cluster is not None:
         return [("", other)]
     return sorted([(f"{facts.cluster}/", run_dir), (f"{there}/", other)])

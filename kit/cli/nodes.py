@@ -33,14 +33,14 @@ def nodes(
     from kit import config, data_folders
     from kit.errors import UsageError
     from kit.health import failing_nodes as nodes_of
-    from kit.hosts import avoided_nodes, remote_clusters
+    from kit.hosts import avoided_nodes, clusters
     from kit.record import find_runs
     from kit.schema.cluster import Cluster
 
     project = data_folders.project()
     entry = config.cluster_entry(cluster, project)
     rules = config.load_model(entry.path, Cluster)
-    host = remote_clusters.host_for(entry.name, rules, project=project)
+    host = clusters.host_for(entry.name, rules, project=project)
     if forget is not None:
         host.forget(forget)
         return

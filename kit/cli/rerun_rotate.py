@@ -20,11 +20,11 @@ def rotate(run: str, *, from_step: int | None, overrides: list[str], avoid: bool
     from kit.cli.runs import folders
     from kit.cli.submit_messages import show_warnings
     from kit.health import rotate_ranks
-    from kit.hosts import remote_clusters
+    from kit.hosts import clusters
     from kit.record import find_runs
 
     run_dir = find_runs.find_one(run, folders(None, run))
-    remote_clusters.require_here(run_dir, "'kit rerun --rotate'")
+    clusters.require_here(run_dir, "'kit rerun --rotate'")
     made = rotate_ranks.prepare(run_dir, from_step=from_step, overrides=overrides)
     show_warnings(made.runs[:1])
     where = "its beginning" if made.from_step is None else f"step {made.from_step}"

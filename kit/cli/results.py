@@ -87,7 +87,7 @@ def results(
     """Show the metrics of a sweep's points in one table, the best point first."""
     from kit.cli.runs import folders
     from kit.cli.wait_and_follow import queue
-    from kit.hosts import remote_clusters
+    from kit.hosts import clusters
     from kit.record import garbage
     from kit.sweeps import find
     from kit.sweeps.results import plot as drawing
@@ -95,7 +95,7 @@ def results(
     from kit.sweeps.results.results import gather
 
     folder = find.find_one(sweep, folders(runs_dir))
-    remote_clusters.fetch_sweep(folder)
+    clusters.fetch_sweep(folder)
     found = gather(folder, queue=queue(), metric=metric, goal=goal, reduce=reduce)
     if as_json:
         print_json("results", result_files.facts(found))

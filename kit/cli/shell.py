@@ -35,7 +35,7 @@ def shell(
     from kit.cli import runs
     from kit.cli.submit_messages import show_arguments
     from kit.config.program_arguments import with_keys
-    from kit.hosts import remote_clusters
+    from kit.hosts import clusters
     from kit.submission import interactive
     from kit.submission.prepare_run import prepare
 
@@ -43,7 +43,9 @@ def shell(
         one = runs.find(attach)
         raise typer.Exit(interactive.attach(one, node=node))
     # Use the job's folder itself, because the user edits there. A cluster over ssh does not have it, and gets a copy.
-    live = [] if remote_clusters.of(config.cluster_entry(cluster, data_folders.project()).name) else ["snapshot=false"]
+    live = (
+        [] if clusters.find_ssh_host(config.cluster_entry(cluster, data_folders.project()).name) else ["snapshot=false"]
+    )
     ready = prepare(config.job_path(job), cluster=cluster, overrides=with_keys(set_ or [], live), containers=containers)
     show_arguments([ready])
     raise typer.Exit(interactive.allocate(ready))

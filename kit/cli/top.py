@@ -130,14 +130,14 @@ def _live(run_dir: Path, one: Status) -> None:
     from rich.live import Live
 
     from kit.cli.wait_and_follow import queue
-    from kit.hosts import remote_clusters
+    from kit.hosts import clusters
     from kit.hosts import status as of
     from kit.record import run_facts
 
     with Live(_table(one), auto_refresh=False) as screen:
         while run_facts.read(run_dir).last_event not in {"end", "requeue"}:
             time.sleep(_LOOK_S)
-            remote_clusters.fetch(run_dir)
+            clusters.fetch(run_dir)
             screen.update(_table(one), refresh=True)
     (one,) = of.of([run_dir], queue=queue())
     print(f"{run_dir.name}: {one.state}; 'kit why {run_dir.name}' says why", file=sys.stderr)

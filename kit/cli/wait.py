@@ -41,10 +41,10 @@ def wait(
     """
     from kit.answers import wait_for_runs
     from kit.cli.wait_and_follow import goes_on, queue, require_success
-    from kit.hosts import remote_clusters, which_slurm
+    from kit.hosts import clusters, other_jobs
 
     run_dirs = [find_dir(name, runs_dir) for name in names]
-    watch = wait_for_runs.RunsWatch(run_dirs, queue=queue(), history=which_slurm.history(say=warn), say=warn)
+    watch = wait_for_runs.RunsWatch(run_dirs, queue=queue(), history=other_jobs.ask_accounting(say=warn), say=warn)
     with goes_on(run_dirs[0].name):
         for event in wait_for_runs.events(watch, first=any_, timeout=timeout):
             if as_json:
@@ -53,7 +53,7 @@ def wait(
                 print(_line(event), flush=True)
         for one in watch.ended:
             if one.state != "COMPLETED" or one.exit_code:
-                remote_clusters.fetch(one.run_dir)
+                clusters.fetch(one.run_dir)
             require_success(one)
 
 

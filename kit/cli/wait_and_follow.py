@@ -31,7 +31,7 @@ def widen_pipe() -> None:
 
 def wait_run(run_dir: Path) -> None:
     """Wait for a run; RunFailed with its own exit code if that is not 0."""
-    from kit.hosts import remote_clusters
+    from kit.hosts import clusters
     from kit.hosts import status as of
 
     seen: list[str] = []
@@ -43,7 +43,7 @@ def wait_run(run_dir: Path) -> None:
 
     with goes_on(run_dir.name):
         last = of.wait(run_dir, queue=_patient(), on_poll=on_poll)
-        remote_clusters.fetch(run_dir)
+        clusters.fetch(run_dir)
         require_success(last)
 
 

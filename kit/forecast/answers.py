@@ -14,7 +14,7 @@ from kit.forecast import size_and_place_choices, time_wording
 from kit.forecast.backfill import NodeRequest
 from kit.forecast.size_and_place_choices import JobRequest, Planned, can_plan, request_of
 from kit.forecast.starts import Queue, StartEstimate
-from kit.hosts import which_slurm
+from kit.hosts.clusters import find_host
 from kit.planning.plan import Plan
 from kit.schema.alternative_sizes import JobSize
 from kit.slurm import client, embedded, queue_snapshot
@@ -105,7 +105,7 @@ def ask(
 def every_cluster() -> list[str]:
     """The clusters of project, user and kit that can be asked from here."""
     return [
-        name for name in data_folders.names("clusters", project_dir=data_folders.project()) if which_slurm.is_up(name)
+        name for name in data_folders.names("clusters", project_dir=data_folders.project()) if find_host(name).is_up()
     ]
 
 

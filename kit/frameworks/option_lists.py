@@ -50,15 +50,15 @@ def faults(
     """The options that a program does not have, each once.
 
     name, role: of the job's table, and of the role. given: the program's options. options: one program of a file. releases: those
-    that the program may be, oldest first.
+    that the program may be, oldest first; without them, it has all options.
     """
-    here = known(options, frozenset(releases))
+    here = known(options, frozenset(releases)) if releases else options
     names = [option for option in here if not option.endswith(".*")]
     for path, value in dict(flat(given)).items():
         if path in here or _is_the_users(path, here):
             continue
         near, has = _nearest(path, names), options.get(path, "").split()
-        problem = f"its program has no such option in release {', '.join(releases)}"
+        problem = "its program has no such option" + (f" in release {', '.join(releases)}" if releases else "")
         problem += f"; {' and '.join(has)} {'have' if len(has) > 1 else 'has'} it" if has else ""
         problem += f"; did you mean {near!r}?" if near else ""
         hint = _line(f"{name}.{role}", near, value) if near else "remove the line"

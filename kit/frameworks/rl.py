@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import tomli_w
 
@@ -271,16 +271,8 @@ def _unknown(options: Mapping[str, Options], programs: Programs, name: str) -> I
     """Options that a program does not have. Programs whose options are not known are skipped."""
     for role, given in options.items():
         known = programs.roles[role].options
-        if known is None:
-            continue
-        for path, value in _flat(given):
-            if path not in known:
-                near = nearest(path, known)
-                problem = "its program has no such option" + (f"; did you mean {near!r}?" if near else "")
-                hint = f"[{name}.{role}]\n       {near} = {toml(value)}" if near else "remove the line"
-                yield Fault(
-                    key=f"{role}.{path}", problem=problem, allowed="" if near else _first_names(known), hint=hint
-                )
+        if known is not None:
+            yield from option_lists.faults(name, role, given, dict.fromkeys(known, ""), ())
 
 
 def _not_in_lists(table: Sft, programs: Programs, name: str, release: str | None) -> Iterator[Fault]:
@@ -326,18 +318,6 @@ def _values_by_option(options: Mapping[str, Options], programs: Programs, key: s
         if value is not None:
             found[target] = value
     return found
-
-
-def _flat(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in table.items():
-        if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
-
-
-def _first_names(known: tuple[str, ...]) -> str:
-    return ", ".join(known[:12]) + (", …" if len(known) > 12 else "")
 
 
 def _text(role: str, name: str, options: Options) -> str:

@@ -13,7 +13,8 @@ from kit.config import Table
 from kit.errors import RunError
 from kit.health import miscomputing_nodes
 from kit.health.miscomputing_nodes import Deviation, Placement
-from kit.hosts import status, which_slurm
+from kit.hosts import status
+from kit.hosts.clusters import find_host
 from kit.record import checkpoint_steps, metrics
 from kit.schema.world_size_text import PLAIN
 from kit.slurm import client, short_forms
@@ -115,7 +116,7 @@ def _orders(first: Earlier) -> tuple[tuple[str, ...], ...]:
     """The run's nodes, then the same shifted by one and by two in a ring of at least three nodes."""
     name = first.run_dir.name
     (one,) = status.of([first.run_dir], queue=catch_up.queue())
-    env = which_slurm.env_of(one.facts.cluster)
+    env = find_host(one.facts.cluster).env()
     # Spare nodes come after the nodes of the ranks.
     mine = short_forms.expand_nodes(one.nodes)[: first.job["resources"]["nodes"]]
     if not mine:

@@ -40,7 +40,7 @@ def settle(runs: Iterable[tuple[Path, Facts]]) -> Mapping[Path, str]:
 
 def _settled(run_dir: Path, one: Facts, intent: Intent) -> str | None:
     """None if nothing is open; an empty text if the job is recorded now; otherwise the reason."""
-    from kit.hosts import which_slurm
+    from kit.hosts.clusters import find_host
 
     note = RunPaths(run_dir).submission
     if not submission.is_own(note):
@@ -48,7 +48,7 @@ def _settled(run_dir: Path, one: Facts, intent: Intent) -> str | None:
     jobs = [job for job in one.started if job not in intent.earlier]
     if not jobs:
         try:
-            jobs = submission.jobs_of(intent, env=which_slurm.env_of(one.cluster), forgotten=True)
+            jobs = submission.jobs_of(intent, env=find_host(one.cluster).env(), forgotten=True)
         except SlurmError as error:
             return f"{_OPEN}{error.message.splitlines()[0]}"
     if jobs:

@@ -19,7 +19,7 @@ from typing import Any
 from kit import config, data_folders, shell
 from kit.errors import ConfigError, Fault, RunError, ToolError
 from kit.files import untrusted_files
-from kit.hosts import remote_clusters
+from kit.hosts import clusters
 from kit.hosts.ssh import SshHost
 from kit.record import find_runs, secret
 from kit.schema.cluster import Cluster, RelayRules
@@ -91,7 +91,7 @@ def start(run_dir: Path, rules: RelayRules, port: int, *, env: Mapping[str, str]
 
     run_dir: of the run on the first cluster; over ssh, its mirror. If the relay runs already, do nothing.
     """
-    remote = remote_clusters.holding(run_dir)
+    remote = clusters.mirrored_host(run_dir)
     if remote:
         _start_there(run_dir, remote, rules, port)
     elif process(run_dir) is None:
@@ -135,7 +135,7 @@ def state(run_dir: Path) -> str:
 
     For a run over ssh, the state comes with the run's files; it is unknown if the cluster did not answer.
     """
-    remote = remote_clusters.holding(run_dir)
+    remote = clusters.mirrored_host(run_dir)
     if remote:
         return remote.relays.get(run_dir.name, "unknown")
     told = _record(run_dir)
@@ -153,7 +153,7 @@ def seen_from(half: Path, other: Path) -> str | None:
     """
     first = first_of(half, other)
     if first == other:
-        remote_clusters.fetch(other)
+        clusters.fetch(other)
     return state(first) if first else None
 
 
@@ -198,7 +198,7 @@ def folder_of(run_id: str) -> Path | None:
 def token_for(partner: str) -> str:
     """The relay's token for a resumed run of a training over two clusters: the partner's token if it has one, else a new one."""
     run_dir = folder_of(partner)
-    remote = remote_clusters.holding(run_dir) if run_dir else None
+    remote = clusters.mirrored_host(run_dir) if run_dir else None
     kept = ""
     if run_dir and remote:
         kept = _ask(remote, "token", RUN=remote.mirror.name_of(run_dir)).text("token").strip()

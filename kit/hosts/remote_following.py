@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kit.errors import ToolError
-from kit.hosts import remote_clusters
+from kit.hosts import clusters
 from kit.hosts.host import Queue
 from kit.hosts.ssh import SshHost
 from kit.slurm.client import JobId, QueuedJob
@@ -28,7 +28,7 @@ def patient(queue: Queue, *, say: Say) -> Queue:
     """A queue function that waits while the cluster cannot be reached, instead of returning None."""
 
     def ask(name: str) -> Mapping[JobId, QueuedJob] | None:
-        remote = remote_clusters.of(name)
+        remote = clusters.find_ssh_host(name)
         if remote is None:
             return queue(name)
         return _until_it_answers(remote, lambda: queue(name), say=say, stop=threading.Event())
@@ -42,7 +42,7 @@ def fetching(run_dir: Path, *, say: Say) -> Iterator[Callable[[], None]]:
 
     The block gets a function for one more update, to fetch the last lines of a run that has ended.
     """
-    remote = remote_clusters.holding(run_dir)
+    remote = clusters.mirrored_host(run_dir)
     if remote is None:
         yield lambda: None
         return

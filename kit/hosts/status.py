@@ -125,10 +125,10 @@ def _with_foreign(found: list[Status]) -> list[Status]:
             wanted.setdefault(one.facts.cluster, []).append(one)
     if not wanted:
         return found
-    from kit.hosts import which_slurm
+    from kit.hosts import other_jobs
 
     answers = {
-        cluster: which_slurm.foreign(
+        cluster: other_jobs.find_foreign(
             cluster, [one.job_id for one in those if one.job_id is not None], [one.run_dir for one in those]
         )
         for cluster, those in wanted.items()

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from kit.errors import KitError
-from kit.hosts import status, submission, which_slurm
+from kit.hosts import status, submission
+from kit.hosts.clusters import find_host
 from kit.mcp.spending import Spent
 from kit.record import how_ended, run_facts
 from kit.schema.run_paths import RunPaths
@@ -41,9 +42,7 @@ def _opened(one: Spent, run_dir: Path) -> Spent:
         return (
             one if RunPaths(run_dir).submission.exists() or found.job_id is not None else replace(one, state="dropped")
         )
-    if submission.is_late(intent) and not submission.jobs_of(
-        intent, env=which_slurm.env_of(one.cluster), forgotten=True
-    ):
+    if submission.is_late(intent) and not submission.jobs_of(intent, env=find_host(one.cluster).env(), forgotten=True):
         return replace(one, state="dropped")
     return one
 

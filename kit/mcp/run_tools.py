@@ -11,7 +11,7 @@ from kit.answers.explain_run import explain
 from kit.comparison import recorded_run
 from kit.comparison.compare import compare
 from kit.errors import RunError
-from kit.hosts import remote_clusters
+from kit.hosts import clusters
 from kit.hosts import status as of
 from kit.hosts.status import Status
 from kit.mcp import as_data, find_own
@@ -92,5 +92,5 @@ def cancel_run(session: AgentSession, *, run: str) -> dict[str, Any]:
         )
     (one,) = of.of([run_dir], queue=catch_up.queue())
     if one.active:
-        cancelling.cancel([one], host=remote_clusters.host_of_run(run_dir))
+        cancelling.cancel([one], host=clusters.host_of_run(run_dir))
     return {"run": as_data.text(run_dir.name), "was": one.state, "cancelled": one.active}

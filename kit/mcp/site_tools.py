@@ -7,7 +7,7 @@ from typing import Any
 
 from kit import config, data_folders
 from kit.errors import ConfigError, UsageError
-from kit.hosts import which_slurm
+from kit.hosts.clusters import find_host
 from kit.images import store_contents
 from kit.mcp import as_data, spending
 from kit.mcp.session import AgentSession
@@ -40,7 +40,7 @@ def _cluster(session: AgentSession, name: str) -> dict[str, Any]:
         "default_qos": made.default_qos,
         "runtime": made.container.runtime,
         "over_ssh": made.ssh is not None,
-        "up": which_slurm.is_up(name),
+        "up": find_host(name).is_up(),
     }
 
 

@@ -17,7 +17,8 @@ from pathlib import Path
 from kit import config
 from kit.config import Sources
 from kit.errors import ConfigError, Fault, UsageError
-from kit.hosts import pair_relay, remote_clusters
+from kit.hosts import pair_relay
+from kit.hosts.clusters import ssh_host_for
 from kit.record import secret
 from kit.record.manifest import Manifest
 from kit.schema.cluster import RelayRules
@@ -68,7 +69,7 @@ def prepare(
     resolved = sources[0].resolve()
     relay = _relay_of(sources)
     shares = split(resolved.job, file=resolved.job_file)
-    port = pair_relay.free_port(relay, remote_clusters.made(sources[0].cluster.name, sources[0].place))
+    port = pair_relay.free_port(relay, ssh_host_for(sources[0].cluster.name, sources[0].place))
     now = now or datetime.now(UTC)
     stem = f"{resolved.job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     ids, token = [f"{stem}-{name}" for name in clusters], secrets.token_hex(32)

@@ -9,7 +9,7 @@ from typing import Any
 
 from kit.errors import RunError, UsageError
 from kit.files import untrusted_files
-from kit.hosts import remote_clusters
+from kit.hosts import clusters
 from kit.hosts.host import Host
 from kit.hosts.status import Status
 from kit.record.run_facts import events
@@ -54,7 +54,7 @@ def of(status: Status, name: str | None) -> JobNode:
     run_dir = status.run_dir
     if status.state != "RUNNING":
         raise RunError(f"run {run_dir.name} is {status.state}: only a running job has nodes to go to")
-    host = remote_clusters.host_of_run(run_dir)
+    host = clusters.host_of_run(run_dir)
     host.fetch(run_dir, accounting_too=False)
     nodes = [str(e["nodes"]).split(",") for e in events(run_dir) if e["event"] == "attempt" and e.get("nodes")]
     if not nodes:

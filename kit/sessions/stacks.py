@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from kit.errors import RunError
-from kit.hosts import remote_clusters
+from kit.hosts import clusters
 from kit.hosts.status import Status
 from kit.record.run_facts import events
 from kit.schema.run_paths import RunPaths
@@ -29,7 +29,7 @@ def gather(status: Status, *, rank: int | None) -> dict[str, str]:
     nodes = attempts[-1].split(",")
     started = [one["job_id"] for one in events(run_dir) if one["event"] == "start"]
     number = started[-1] if started else status.job_id
-    found = remote_clusters.host_of_run(run_dir).gather_texts(
+    found = clusters.host_of_run(run_dir).gather_texts(
         run_dir,
         lambda there, folder: _step(number, nodes, RunPaths(there).bin, folder, rank),
         timeout_s=_TIMEOUT_S,

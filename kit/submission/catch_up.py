@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from kit.hosts import remote_clusters
+from kit.hosts import clusters
 from kit.hosts.host import Host, Queue
 from kit.slurm.client import JobId, QueuedJob
 from kit.submission import lone_halves
@@ -13,7 +13,7 @@ from kit.submission import lone_halves
 
 def refresh(project: Path, names: Sequence[str | None] = (None,)) -> dict[str, str]:
     """Update what may contain runs of these names, and catch up there; cluster -> reason why it does not answer."""
-    return remote_clusters.refresh(project, names, then=catch_up)
+    return clusters.refresh(project, names, then=catch_up)
 
 
 def catch_up(host: Host) -> None:
@@ -31,7 +31,7 @@ def queue() -> Queue:
 
 
 def _queue(name: str) -> Mapping[JobId, QueuedJob] | None:
-    host = remote_clusters.find_host(name)
+    host = clusters.find_host(name)
     if host.refresh_if_old():
         host.settle()
     lone_halves.cancel_noted(host)

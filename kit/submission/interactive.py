@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kit.errors import RunError
 from kit.files import untrusted_files
-from kit.hosts import remote_clusters
+from kit.hosts import clusters
 from kit.hosts.status import Status
 from kit.planning.plan import Plan
 from kit.record import own_run
@@ -43,7 +43,7 @@ def attach(status: Status, *, node: str | None) -> int:
     # srun accepts only a job's own number. A task of an array has one, which its batch script has recorded.
     started = [one["job_id"] for one in events(status.run_dir) if one["event"] == "start"]
     number = started[-1] if started else status.job_id
-    host = remote_clusters.host_of_run(status.run_dir)
+    host = clusters.host_of_run(status.run_dir)
     host.fetch(status.run_dir, accounting_too=False)
     argv = [step[0], f"--jobid={number}", *where, *_container(status.run_dir, step), *step[1:]]
     return host.on_terminal(argv)

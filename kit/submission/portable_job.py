@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from kit.errors import ConfigError, Fault
-from kit.hosts.remote_clusters import refuse
+from kit.hosts.clusters import refuse
 
 if TYPE_CHECKING:
     from kit.config import Resolved

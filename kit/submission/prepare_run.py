@@ -12,7 +12,7 @@ from kit import config, data_folders
 from kit.allocation import minutes
 from kit.config import Resolved, Sources
 from kit.errors import Fault, UsageError
-from kit.hosts import remote_clusters
+from kit.hosts import clusters
 from kit.hosts.host import Host, UserFacts
 from kit.planning import site_shell
 from kit.planning.plan import Plan, plan
@@ -133,7 +133,7 @@ def prepare_resolved(
     """
     if live:
         resolved = replace(resolved, job=resolved.job.model_copy(update={"snapshot": False}))
-    host = remote_clusters.host_for(resolved.cluster_name, resolved.cluster, project=resolved.project)
+    host = clusters.host_for(resolved.cluster_name, resolved.cluster, project=resolved.project)
     if not host.shares_files:
         portable_job.require(resolved, earlier)
     facts, pyxis = host.user_facts(), False

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from kit.config import load_model
 from kit.errors import RunError
-from kit.hosts import pair_relay, remote_clusters, status
+from kit.hosts import clusters, pair_relay, status
 from kit.hosts.host import EndedRun, Queue
 from kit.hosts.status import Status
 from kit.planning import site_shell
@@ -40,7 +40,7 @@ def resume(one: Status) -> Manifest:
         raise RunError(
             f"run {record.run_id} is a point of a sweep", hint="'kit sweep --retry' runs failed points again"
         )
-    host = remote_clusters.host_of_run(one.run_dir)
+    host = clusters.host_of_run(one.run_dir)
     host.fetch(one.run_dir, accounting_too=False)
     host.require_images_of(one.run_dir, record)
     job = load_model(paths.job, Job)
@@ -72,13 +72,13 @@ def restart_relay(one: Status, *, queue: Queue) -> str | None:
     other = pair_relay.folder_of(one.facts.partner) if one.active and one.facts.partner else None
     if other is None:
         return None
-    remote_clusters.fetch(one.run_dir)
+    clusters.fetch(one.run_dir)
     first = pair_relay.first_of(one.run_dir, other)
     if first is None or pair_relay.seen_from(one.run_dir, other) not in pair_relay.DOWN:
         return None
     (owns,) = status.of([first], queue=queue)
     if not owns.active:
         return None
-    env = remote_clusters.find_host(owns.facts.cluster).env()
+    env = clusters.find_host(owns.facts.cluster).env()
     pair_relay.start_again(first, load_model(RunPaths(first).job, Job), env=env)
     return first.name

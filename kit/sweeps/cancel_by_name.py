@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kit import data_folders
 from kit.errors import KitError, RunError
-from kit.hosts import remote_clusters, status
+from kit.hosts import clusters, status
 from kit.hosts.host import Queue
 from kit.hosts.status import Status
 from kit.record import find_runs
@@ -49,15 +49,15 @@ def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[C
         for name in wanted or [None]
         for one in _with_partner(_find(name, folders, queue=queue), folders, queue=queue)
     ]
-    clusters: dict[str, dict[JobId, Status]] = {}
+    by_cluster: dict[str, dict[JobId, Status]] = {}
     for _, active in found:
         for one in active:
             if one.job_id is not None:
-                clusters.setdefault(one.facts.cluster, {})[one.job_id] = one
+                by_cluster.setdefault(one.facts.cluster, {})[one.job_id] = one
     problems = []
-    for jobs in ([*by_id.values()] for by_id in clusters.values()):
+    for jobs in ([*by_id.values()] for by_id in by_cluster.values()):
         try:
-            runs.cancel(jobs, host=remote_clusters.host_of_run(jobs[0].run_dir))
+            runs.cancel(jobs, host=clusters.host_of_run(jobs[0].run_dir))
         except KitError as error:
             # The jobs of the other clusters are cancelled all the same.
             problems.append(error)

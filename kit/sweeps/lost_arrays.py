@@ -7,7 +7,8 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from kit.errors import RunError, SlurmError
-from kit.hosts import submission, which_slurm
+from kit.hosts import submission
+from kit.hosts.clusters import find_host
 from kit.record import unmade_points
 from kit.record.unmade_points import POINTS
 from kit.slurm import client
@@ -35,11 +36,11 @@ def noted(points: Iterable[Path]) -> bool:
 
 def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
     """The record with the lost arrays that Slurm has, identified by their scripts and recorded as by `kit sweep`."""
-    if not which_slurm.is_up(record.cluster):
+    if not find_host(record.cluster).is_up():
         return record
     paths = SweepPaths(folder)
     try:
-        known = client.scripts(env=which_slurm.env_of(record.cluster))
+        known = client.scripts(env=find_host(record.cluster).env())
     except SlurmError:
         # Nothing is known of the arrays now; a later command asks again.
         return record

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kit.errors import JobRefusedError, SlurmError
-from kit.hosts import remote_clusters, remote_send
+from kit.hosts import clusters, remote_send
 from kit.hosts.remote_send import Errand
 from kit.hosts.ssh import SshHost
 from kit.slurm import client
@@ -70,7 +70,7 @@ def resubmit(
 def _prepare(prepared: PreparedSweep, cluster: SshHost, arrays: Sequence[Array], after: sending.After) -> None:
     """Send everything that the sweep needs, and ask Slurm whether it would accept it."""
     if prepared.sweep.search:
-        remote_clusters.refuse(cluster.name, "a sweep with a search, whose batch jobs run the kit,")
+        clusters.refuse(cluster.name, "a sweep with a search, whose batch jobs run the kit,")
     sending.ask(arrays, prepared.first.env, after)
 
 

@@ -1,6 +1,6 @@
 """Roles whose node is lost: no run ends well without their work, a spare takes its place, and what is left of them saves.
 
-Each test fails where its mend in templates/ is taken out; which one, it says.
+Each test names its fix in templates/, and fails without it.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ def test_what_a_killed_collector_left_goes_with_the_next_one(tmp_path: Path, job
 
 
 def test_c2_who_took_the_folder_of_the_reports_is_named(tmp_path: Path) -> None:
-    """The stall watch was off without a word: another user had made the folder for the next numbers of jobs."""
+    """The stall watch was off silently: another user had made the folder for the next numbers of jobs."""
     lab = BatchLab(tmp_path)
     for name in ("bin", "lib"):
         shutil.copytree(laid_out.RUN / name, lab.run_dir / name)

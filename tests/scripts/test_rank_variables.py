@@ -124,7 +124,7 @@ def test_a_role_sees_its_own_gpus_of_those_that_slurm_gave(wanted: str, given: s
 
 
 def test_a_role_has_its_gpus_where_slurm_names_none() -> None:
-    """Both roles had GPU 0, without a word."""
+    """Both roles had GPU 0, silently."""
     assert visible("1,3", {}) == ["CUDA_VISIBLE_DEVICES=1,3", "ZE_AFFINITY_MASK=1,3"]
     assert visible("1,3", {}, amd=True) == ["ROCR_VISIBLE_DEVICES=1,3"]
     assert visible("", {}) == []

@@ -27,7 +27,7 @@ from kit.bisection.search import Verdict
 from kit.cli import bisect as cli
 from kit.errors import RunError, UsageError
 from kit.health.answer import CODE, NODE, NOTHING, Answer
-from kit.hosts import status, which_slurm
+from kit.hosts import status
 from kit.record.run_facts import Facts
 from kit.schema.set_by import SetBy
 from kit.slurm import client
@@ -348,7 +348,7 @@ def test_a_run_that_slurm_never_got_is_submitted_anew(made: Made, monkeypatch: p
     (run / "state/events.jsonl").unlink()
     old = time.time() - 60
     os.utime(run / "manifest.json", (old, old))
-    monkeypatch.setattr(which_slurm, "is_up", lambda name: True)
+    monkeypatch.setattr("kit.hosts.local.LocalHost.is_up", lambda _host: True)
     monkeypatch.setattr(client, "queue", lambda **_: {})
     scripts: dict[str, int] = {str(run / "batch.sh"): 12}
     monkeypatch.setattr(client, "scripts", lambda **_: scripts)

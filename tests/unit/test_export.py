@@ -20,6 +20,7 @@ import pytest
 from kit import shell
 from kit.archive import archive_format, exporting, importing
 from kit.archive.importing import ImportedRun
+from kit.cli import app
 from kit.errors import KitError, LockError, RunError, UsageError
 from kit.hosts import status
 from kit.images import store as images
@@ -103,6 +104,16 @@ def test_there_and_back(
     assert made.site.snapshot.tree == tree
     assert made.plan.job.seed == then.seed
     assert recorded(written(made)).rerun_of == ended.name
+
+
+def test_without_a_name_the_newest_run_is_exported(
+    ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was `Missing argument 'RUN'`, where `kit why`, `kit logs` and `kit report` take the newest run."""
+    monkeypatch.chdir(ended.parent.parent)
+    monkeypatch.setattr("kit.slurm.client.queue", lambda **_: {})
+    app(["export", "--json", "-o", str(tmp_path / "x.tar.gz")], standalone_mode=False)
+    assert json.loads(capsys.readouterr().out)["run_id"] == ended.name
 
 
 def test_an_index_of_more_than_a_mebibyte_is_read(project: Path, elsewhere: Path, tmp_path: Path) -> None:  # noqa: F811
@@ -415,6 +426,7 @@ def test_an_import_that_is_interrupted_leaves_nothing(
 KILLED = """
 import os, signal, sys
 from pathlib import Path
+from kit.cli import app
 from kit.archive import importing
 write, left = importing._write, [int(sys.argv[3])]
 def killed(*words):

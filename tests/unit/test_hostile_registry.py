@@ -57,7 +57,7 @@ def endless(code: int = 200, most: int = 1 << 30, **headers: str) -> Answer:
 
 
 def dripping(handler: BaseHTTPRequestHandler) -> None:
-    """A byte now and then: each read of the socket gets something in time."""
+    """Single bytes, slowly: no read of the socket times out."""
     _begin(handler, 200, {"Content-Length": "100000"})
     with contextlib.suppress(OSError):
         for _ in range(600):

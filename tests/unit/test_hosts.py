@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from kit.errors import RunError, SlurmError
-from kit.hosts import remote_clusters
+from kit.hosts import clusters
 from kit.hosts.host import Host, JobToEnd
 from kit.hosts.local import LocalHost
 from kit.hosts.ssh import SshHost
@@ -159,7 +159,7 @@ def test_a_queue_settles_what_was_interrupted_once_the_host_was_asked(
 ) -> None:
     job = QueuedJob(job_id=7, state="RUNNING", reason="", nodes="", elapsed="")
     made = FakeHost("a", tmp_path, {7: job})
-    monkeypatch.setattr(remote_clusters, "find_host", lambda name: made)
+    monkeypatch.setattr(clusters, "find_host", lambda name: made)
     assert catch_up.queue()("a") == {7: job}
     assert (made.asked, made.settled) == (1, 1)
 

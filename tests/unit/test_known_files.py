@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError
-from kit.hosts import which_slurm
+from kit.hosts.clusters import find_host
 from kit.record import find_runs, known_files
 from kit.record.known_files import KnownCluster
 from kit.slurm.embedded import EmbeddedCluster, find_cluster
@@ -145,15 +145,15 @@ def test_the_slurm_of_an_embedded_cluster(
     monkeypatch.chdir(tmp_path)
     folder = find_cluster.default_folder("c")
     assert known_files.embedded_conf("c") is None
-    assert not which_slurm.is_up("c")
+    assert not find_host("c").is_up()
     made = record(folder)
     for _ in range(2):
         found = find_cluster.find("c")
         assert found is not None
         assert known_files.embedded_conf("c") == found.slurm_conf == made.slurm_conf
     assert str(made.layout.record) in kept()
-    assert which_slurm.is_up("c")
-    assert which_slurm.env_of("c")["SLURM_CONF"] == str(made.slurm_conf)
+    assert find_host("c").is_up()
+    assert find_host("c").env()["SLURM_CONF"] == str(made.slurm_conf)
     for changes in ({"phase": "starting"}, {"boot_id": "another"}):
         record(folder, **changes)
         assert known_files.embedded_conf("c") is None

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from kit.errors import ConfigError, ToolError
-from kit.hosts import pair_relay, remote_clusters
+from kit.hosts import clusters, pair_relay
 from kit.hosts.ssh import SshHost
 from kit.schema.cluster import Cluster, RelayRules
 from kit.ssh import run_folder_mirror as mirrors
@@ -62,7 +62,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SshHost:
     connection.path = str(tmp_path / "bin")
 
     made = SshHost("a", rules, connection, mirrors.of("a", rules))
-    monkeypatch.setattr(remote_clusters, "holding", lambda run_dir: made)
+    monkeypatch.setattr(clusters, "holding", lambda run_dir: made)
     return made
 
 

@@ -186,7 +186,7 @@ def of_another(run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def _asked(controller: Controller, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.slurm.run_local_or_ssh.run", controller.run)
-    monkeypatch.setattr("kit.hosts.which_slurm.is_up", lambda _name: True)
+    monkeypatch.setattr("kit.hosts.local.LocalHost.is_up", lambda _host: True)
 
 
 def test_a_colleagues_running_job_is_asked_for_by_its_number(of_another: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,7 +210,7 @@ def test_a_colleagues_run_is_lost_only_where_slurm_shows_all_jobs(
 def test_a_colleagues_run_on_a_cluster_that_cannot_be_asked_is_unknown(
     of_another: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kit.hosts.which_slurm.is_up", lambda _name: False)
+    monkeypatch.setattr("kit.hosts.local.LocalHost.is_up", lambda _host: False)
     (found,) = status.of([of_another], queue=lambda _cluster: {})
     assert found.state == "UNKNOWN"
     assert "does not show you" in found.reason

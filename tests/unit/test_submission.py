@@ -150,7 +150,7 @@ def open_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     site.note = paths.submission
     with pytest.raises(UnconfirmedError):
         site.submit()
-    monkeypatch.setattr("kit.hosts.which_slurm.env_of", lambda _: site.env)
+    monkeypatch.setattr("kit.hosts.local.LocalHost.env", lambda _host, inherit=(): site.env)
     monkeypatch.setattr(submission, "is_under_way", lambda _: False)
     monkeypatch.setattr(accounting, "marked", lambda *_, **__: [])
     return run_dir, site

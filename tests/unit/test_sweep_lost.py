@@ -28,8 +28,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number in range(3):
         path = RunPaths(paths.point(number)).manifest
         manifest.read(path).model_copy(update={"job_id": None, "array_task": None}).write(path)
-    monkeypatch.setattr("kit.hosts.which_slurm.is_up", lambda _: True)
-    monkeypatch.setattr("kit.hosts.which_slurm.env_of", lambda _: {})
+    monkeypatch.setattr("kit.hosts.local.LocalHost.is_up", lambda _host: True)
+    monkeypatch.setattr("kit.hosts.local.LocalHost.env", lambda _host, inherit=(): {})
     return made
 
 
@@ -59,7 +59,7 @@ def test_without_a_slurm_nothing_is_changed(folder: Path, monkeypatch: pytest.Mo
     before = SweepPaths(folder).record.read_bytes()
     monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {})
     assert states(folder) == [find.MISSING] * 3
-    monkeypatch.setattr("kit.hosts.which_slurm.is_up", lambda _: False)
+    monkeypatch.setattr("kit.hosts.local.LocalHost.is_up", lambda _host: False)
     assert states(folder) == [find.MISSING] * 3
     assert SweepPaths(folder).record.read_bytes() == before
 

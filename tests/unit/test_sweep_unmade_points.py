@@ -16,7 +16,7 @@ from kit import data_folders, shell
 from kit.errors import RunError
 from kit.health import why
 from kit.health.run_record import Record
-from kit.hosts import remote_clusters, status
+from kit.hosts import clusters, status
 from kit.hosts.local import LocalHost
 from kit.ledger import find as ledgers
 from kit.record import find_runs, index, manifest, unmade_points
@@ -208,8 +208,8 @@ def test_an_array_that_is_in_no_record_is_found_again(made: PreparedSweep, monke
     paths = SweepPaths(made.folder)
     (paths.arrays / "0/job").unlink()
     read(made.folder).model_copy(update={"arrays": ()}).write(paths)
-    monkeypatch.setattr("kit.hosts.which_slurm.is_up", lambda _: True)
-    monkeypatch.setattr("kit.hosts.which_slurm.env_of", lambda _: {})
+    monkeypatch.setattr("kit.hosts.local.LocalHost.is_up", lambda _host: True)
+    monkeypatch.setattr("kit.hosts.local.LocalHost.env", lambda _host, inherit=(): {})
     monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {str(paths.arrays / "0/batch.sh"): 41})
     assert lost_arrays.noted([paths.point(6)])
     assert read(made.folder).arrays[0].members == tuple(range(8))
@@ -220,7 +220,7 @@ def test_an_array_that_is_in_no_record_is_found_again(made: PreparedSweep, monke
 def test_a_point_without_a_folder_is_on_the_cluster_of_its_sweep(made: PreparedSweep) -> None:
     """`kit cancel` of a sweep that waits asked the Slurm of this machine's default, and not the sweep's."""
     assert not SweepPaths(made.folder).point(3).exists()
-    host = remote_clusters.host_of_run(SweepPaths(made.folder).point(3))
+    host = clusters.host_of_run(SweepPaths(made.folder).point(3))
     assert (host.name, host.shares_files) == ("here", True)
 
 

@@ -44,7 +44,7 @@ def said(folder: Path, job: str = "", cluster: str = "") -> str:
 
 
 def test_what_looks_meant_and_stays_behind_is_named_with_the_line_that_keeps_it(tmp_path: Path) -> None:
-    """NCCL_DEBUG=INFO kit submit: dropped without a word."""
+    """NCCL_DEBUG=INFO kit submit: dropped silently."""
     text = said(tmp_path)
     assert (
         "inherit: the ranks do not get these variables of your shell: CUDA_LAUNCH_BLOCKING, NCCL_DEBUG, NCCL_IB_HCA, "

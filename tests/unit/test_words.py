@@ -24,7 +24,7 @@ REFUSED = {
     r"\b(?:is|are|was|were) none of\b": "is not, does not belong to",
     r"\bone a node\b": "one on each node",
     r"\b(?:goes|go|going|went) on\b": "continue",
-    r"\bgives? way without a word\b": "is overridden silently",
+    r"\bwithout a word\b": "silently",
     r"\bthe whole of it\b": "all",
     r"\bhas it that\b": "says",
     r"\bso many (?:of|seconds|milliseconds|steps|points|jobs|files|runs)\b": "this many, the number of",

@@ -97,7 +97,7 @@ def words(done: Typed, program: str = "program.sh") -> list[str]:
 
 
 def test_a_published_toml_is_one_training_of_all_ranks() -> None:
-    """It became eight replica groups, without a word."""
+    """It became eight replica groups silently."""
     done = typed("--config-file llama3.toml --nodes 8")
     assert words(done) == []
     assert "one training of 64 ranks on 8 nodes, sharded as the configuration says" in done.stderr
@@ -187,7 +187,7 @@ def test_overrides_become_options_of_the_release() -> None:
     ],
 )
 def test_what_is_wrong_is_told_by_name(line: str, said: str) -> None:
-    """Unknown keys were taken without a word, and trained with the default."""
+    """Unknown keys were ignored silently, and the default was trained."""
     done = typed(f"--config-file {line}")
     assert (done.returncode, done.stdout) == (3, "")
     assert said in done.stderr

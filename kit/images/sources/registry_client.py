@@ -341,7 +341,7 @@ def _as_sent(answer: requests.Response) -> Iterator[bytes]:
 def _ended_after(answer: requests.Response, seconds: float) -> Iterator[threading.Event]:
     """Close the connection after `seconds`, also in the middle of a read. The event says that this was done.
 
-    A server that sends a byte now and then keeps a read of 64 KiB waiting for days.
+    A server that sends single bytes keeps a read of 64 KiB waiting for days.
     """
     late = threading.Event()
 

@@ -22,24 +22,24 @@ _known: dict[str, SshHost | None] = {}
 
 def find_host(name: str, *, project: Path | None = None) -> Host:
     """The host of the cluster of this name: this machine, if its file says nothing of ssh or cannot be read."""
-    return of(name, project=project) or LocalHost(name=name, project=project)
+    return find_ssh_host(name, project=project) or LocalHost(name=name, project=project)
 
 
 def host_for(name: str, rules: Cluster, *, project: Path) -> Host:
     """The host of a cluster whose file was read."""
-    found = made(name, rules)
+    found = ssh_host_for(name, rules)
     return found or LocalHost(name=name, project=project, runs=find_runs.folder_of(rules, project))
 
 
 def host_of_run(run_dir: Path) -> Host:
     """The host with a run's own folder, of which this is a mirror or the folder itself. A sweep's point may have no folder yet."""
-    if mirrored := holding(run_dir):
+    if mirrored := mirrored_host(run_dir):
         return mirrored
     ((_, facts),) = index.facts([run_dir])
     return LocalHost(name=facts.cluster)
 
 
-def of(name: str, *, project: Path | None = None) -> SshHost | None:
+def find_ssh_host(name: str, *, project: Path | None = None) -> SshHost | None:
     """The cluster of this name; None for one of this machine, or one whose file cannot be read."""
     if name not in _known:
         try:
@@ -52,11 +52,11 @@ def of(name: str, *, project: Path | None = None) -> SshHost | None:
             rules = config.load_model(entry.path, Cluster)
         except ConfigError:
             return None
-        _known[name] = made(name, rules)
+        _known[name] = ssh_host_for(name, rules)
     return _known[name]
 
 
-def made(name: str, rules: Cluster) -> SshHost | None:
+def ssh_host_for(name: str, rules: Cluster) -> SshHost | None:
     """The cluster of this name, from the rules of its file; None if it is reached without ssh."""
     if rules.ssh is None:
         return None
@@ -71,9 +71,9 @@ def made(name: str, rules: Cluster) -> SshHost | None:
     return _known[name]
 
 
-def all_of(project: Path) -> list[SshHost]:
+def ssh_hosts(project: Path) -> list[SshHost]:
     """All clusters over ssh of a project."""
-    found = (of(name, project=project) for name in data_folders.names("clusters", project_dir=project))
+    found = (find_ssh_host(name, project=project) for name in data_folders.names("clusters", project_dir=project))
     return [one for one in found if one is not None]
 
 
@@ -84,7 +84,7 @@ def refresh(
 
     then: called for each cluster that answers, while the others are asked.
     """
-    wanted = [one for one in all_of(project) if any(_may_be_in(one, name, project) for name in names)]
+    wanted = [one for one in ssh_hosts(project) if any(_may_be_in(one, name, project) for name in names)]
     if wanted:
         from concurrent.futures import ThreadPoolExecutor
 
@@ -113,12 +113,12 @@ def _may_be_in(one: SshHost, name: str | None, project: Path) -> bool:
     return not known or one.mirror.runs in known
 
 
-def holding(run_dir: Path) -> SshHost | None:
+def mirrored_host(run_dir: Path) -> SshHost | None:
     """The cluster of a mirrored run folder; None for a run of this machine."""
     mirror = mirrors.holding(run_dir)
     if mirror is None:
         return None
-    found = of(mirror.cluster())
+    found = find_ssh_host(mirror.cluster())
     if found is None or found.mirror != mirror:
         raise RunError(
             f"{run_dir}: clusters/{mirror.cluster()}.toml now names another host or another folder of runs",
@@ -129,21 +129,21 @@ def holding(run_dir: Path) -> SshHost | None:
 
 def fetch(run_dir: Path) -> None:
     """Update a run's files, if it is on a cluster over ssh. A cluster that did not answer a moment ago is skipped."""
-    found = holding(run_dir)
+    found = mirrored_host(run_dir)
     if found is not None and not found.silent:
         found.fetch(run_dir)
 
 
 def fetch_whole(run_dir: Path) -> None:
     """Update a run's files, with its programs and its snapshot."""
-    found = holding(run_dir)
+    found = mirrored_host(run_dir)
     if found is not None:
         found.fetch_whole(run_dir)
 
 
 def fetch_sweep(folder: Path) -> None:
     """Update the files of all points of a sweep, in one request."""
-    found = holding(folder)
+    found = mirrored_host(folder)
     if found is not None and not found.silent:
         found.fetch_sweep(folder)
 
