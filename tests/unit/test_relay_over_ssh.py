@@ -62,7 +62,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SshHost:
     connection.path = str(tmp_path / "bin")
 
     made = SshHost("a", rules, connection, mirrors.of("a", rules))
-    monkeypatch.setattr(clusters, "holding", lambda run_dir: made)
+    monkeypatch.setattr(clusters, "mirrored_host", lambda run_dir: made)
     return made
 
 
