@@ -11,6 +11,7 @@ import grp
 import os
 import pwd
 import stat
+from collections.abc import Iterator
 from pathlib import Path
 
 # Linux's names of a file's ACL and of the one that a folder hands on (acl(5), xattr(7)).
@@ -41,6 +42,20 @@ def problem(folder: Path) -> str:
     return ""
 
 
+@contextlib.contextmanager
+def entered(folder: Path) -> Iterator[Path]:
+    """A folder that is no link, under a name that leads to this folder whatever others rename or replace during the block.
+
+    What is removed and written below the name is so in the folder itself: another user's link could lead to one of this user.
+    OSError for a link, and for what is no folder. The name is in /proc: nothing below it may be kept longer than the block.
+    """
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        yield Path(f"/proc/self/fd/{handle}")
+    finally:
+        os.close(handle)
+
+
 def replaceable_by(folder: Path) -> str:
     """Who besides root and this user can rename what lies in a folder, and so put something else in its place; empty for nobody.
 
@@ -58,8 +73,12 @@ def replaceable_by(folder: Path) -> str:
 
 def stranger(path: Path) -> str:
     """The owner of a file or folder, if it is neither root nor this user; empty otherwise."""
-    owner = path.stat().st_uid
-    return user(owner) if owner not in {0, os.geteuid()} else ""
+    return user_if_stranger(path.stat().st_uid)
+
+
+def user_if_stranger(uid: int) -> str:
+    """The name of a user who is neither root nor this user; empty otherwise."""
+    return user(uid) if uid not in {0, os.geteuid()} else ""
 
 
 def _is_private(gid: int) -> bool:

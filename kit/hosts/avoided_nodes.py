@@ -10,15 +10,16 @@ import contextlib
 import os
 import pwd
 import re
+import shlex
 import stat
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from kit.errors import RunError
-from kit.files import atomic_write
+from kit.files import atomic_write, own_folders
 from kit.planning.batch_file import AVOID_DIR
 
 MEMORY_S = 24 * 3600
@@ -42,9 +43,11 @@ class Avoided:
 
 def read(runs_dir: Path) -> list[Avoided]:
     """Nodes that were recorded within the last day, sorted. Files that no record looks like are passed over."""
-    folder = runs_dir / AVOID_DIR
-    paths = sorted(folder.iterdir()) if folder.is_dir() else []
-    found = (_read(path) for path in paths if NODE.fullmatch(path.name))
+    try:
+        with own_folders.entered(runs_dir / AVOID_DIR) as folder:
+            found = [_read(path) for path in sorted(folder.iterdir()) if NODE.fullmatch(path.name)]
+    except OSError:
+        return []
     return [one for one in found if one and time.time() - one.since.timestamp() <= MEMORY_S]
 
 
@@ -89,20 +92,36 @@ def _read(path: Path) -> Avoided | None:
 
 def add(runs_dir: Path, node: str, reason: str) -> None:
     """Make new jobs avoid `node` for a day. The reader's own records that are older than a day are removed."""
-    folder = runs_dir / AVOID_DIR
-    folder.mkdir(parents=True, exist_ok=True)
-    for path in folder.iterdir():
-        with contextlib.suppress(OSError):
-            seen = path.lstat()
-            if seen.st_uid == os.geteuid() and time.time() - seen.st_mtime > MEMORY_S:
-                path.unlink()
-    atomic_write.write(folder / node, f"{reason}\n")
+    with _entered(runs_dir) as folder:
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                seen = path.lstat()
+                if seen.st_uid == os.geteuid() and time.time() - seen.st_mtime > MEMORY_S:
+                    path.unlink()
+        atomic_write.write(folder / node, f"{reason}\n")
 
 
 def forget(runs_dir: Path, node: str) -> None:
     """Let jobs run on `node` again; RunError when it is not avoided."""
     require_known(node, read(runs_dir))
-    (runs_dir / AVOID_DIR / node).unlink(missing_ok=True)
+    with _entered(runs_dir) as folder:
+        (folder / node).unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _entered(runs_dir: Path) -> Iterator[Path]:
+    """The folder of records, made if it is missing. RunError for a link: the reader's own old files could be where it leads."""
+    folder = runs_dir / AVOID_DIR
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        folder.mkdir()
+    with contextlib.ExitStack() as held:
+        try:
+            place = held.enter_context(own_folders.entered(folder))
+        except OSError as error:
+            problem = f"{folder}: not a folder of records, but a link or a file: {error.strerror}"
+            raise RunError(problem, hint=f"rm {shlex.quote(str(folder))}") from None
+        yield place
 
 
 def require_known(node: str, avoided: Iterable[Avoided]) -> None:

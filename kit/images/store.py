@@ -13,6 +13,7 @@ import hashlib
 import json
 import os
 import secrets
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -77,6 +78,9 @@ def _made(folder: Path) -> bool:
     try:
         folder.mkdir()
     except FileExistsError:
+        seen = folder.lstat()
+        if stat.S_ISLNK(seen.st_mode) and (who := own_folders.user_if_stranger(seen.st_uid)):
+            raise NotADirectoryError(errno.ENOTDIR, f"{folder} is a link that {who} has made: remove it") from None
         if folder.is_dir():
             return False
         raise
@@ -102,20 +106,31 @@ def workspace(store: Path) -> Iterator[Path]:
 
 
 def clean(store: Path) -> list[Path]:
-    """Remove the temporary folders, notes and locks of dead processes, if this user may; return the folders."""
-    with contextlib.suppress(OSError):
-        cross_host_lock.sweep(store / "locks")
-    temporary_names.sweep(store / "refs")
-    removed: list[Path] = []
-    for folder in sorted((store / "tmp").glob("*")):
+    """Remove the temporary folders, notes and locks of dead processes, if this user may; return the folders.
+
+    No link is followed: whoever made `tmp` could replace it with a link, and files of this user are old, too.
+    """
+    with contextlib.suppress(OSError), own_folders.entered(store / "locks") as locks:
+        cross_host_lock.sweep(locks)
+    with contextlib.suppress(OSError), own_folders.entered(store / "refs") as refs:
+        temporary_names.sweep(refs)
+    with contextlib.suppress(OSError), own_folders.entered(store / "tmp") as place:
+        return [store / "tmp" / name for name in _clean_tmp(place)]
+    return []
+
+
+def _clean_tmp(place: Path) -> list[str]:
+    """The names of the folders that were removed."""
+    removed = list[str]()
+    for folder in sorted(place.iterdir()):
         owner = Owner.parse(folder.name.rpartition("~")[0])
         alive = owner.alive() if owner else None
         if alive is None:
             with contextlib.suppress(FileNotFoundError):
-                alive = time.time() - folder.stat().st_mtime < _FOREIGN_LEFTOVER_S
+                alive = time.time() - folder.lstat().st_mtime < _FOREIGN_LEFTOVER_S
         if not alive:
             temporary_names.remove(folder)
-            removed.append(folder)
+            removed.append(folder.name)
     return removed
 
 

@@ -21,10 +21,16 @@ def take() -> Path:
     try:
         folder.mkdir(exist_ok=True)
         if not _is_ours(folder):
-            (folder / ".gitignore").write_text(f"{_FIRST_LINE}\n*\n", encoding="utf-8")
+            _write_new(folder / ".gitignore", f"{_FIRST_LINE}\n*\n")
     except OSError as error:
         raise RunError(f"{folder}: cannot be written: {error.strerror}", hint="-o FILE names another place") from None
     return folder
+
+
+def _write_new(path: Path, text: str) -> None:
+    """OSError if the file exists: a clone or a colleague may have put a link to a file of the user's own there."""
+    with path.open("x", encoding="utf-8") as sink:
+        sink.write(text)
 
 
 def shown(path: Path) -> Path:

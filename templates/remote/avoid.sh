@@ -7,7 +7,8 @@ main() {
 }
 
 avoid() {
-    mkdir -p -- "$RUNS/$AVOID" && cd -- "$RUNS/$AVOID" || return
+    mkdir -p -- "$RUNS" && kit_enter "$RUNS/$AVOID" || return
     find . -mindepth 1 -maxdepth 1 -type f -uid "$KIT_UID" -mmin +1440 -exec rm -f -- {} +
-    printf '%s\n' "$REASON" >"./.new-$$" && mv -f -- "./.new-$$" "./$NODE"
+    new=$(mktemp ./.new-XXXXXXXX) || return
+    { printf '%s\n' "$REASON" >"$new" && chmod 644 -- "$new" && mv -fT -- "$new" "./$NODE"; } || { rm -f -- "$new"; return 1; }
 }

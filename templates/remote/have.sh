@@ -7,8 +7,9 @@ main() {
 }
 
 tree() {
-    folder="$RUNS/.snapshots-$KIT_UID/trees/$TREE"
-    [ -f "$folder/listing" ] && [ ! -e "$folder/damaged" ] && touch -- "$folder" && printf 'there\n'
+    store="$RUNS/.snapshots-$KIT_UID"
+    folder="$store/trees/$TREE"
+    kit_is_own "$store" && [ -f "$folder/listing" ] && [ ! -e "$folder/damaged" ] && touch -- "$folder" && printf 'there\n'
     return 0
 }
 
@@ -19,7 +20,7 @@ images() {
         part="$STORE/tmp/ssh-$KIT_UID-$sha/part"
         if [ -f "$path" ]; then
             printf '%s there %s\n' "$sha" "$(stat -L -c '%i %s %Y' -- "$path")"
-        elif [ -f "$part" ]; then
+        elif kit_is_own "${part%/*}" && [ -f "$part" ]; then
             printf '%s part %s\n' "$sha" "$(stat -c %s -- "$part")"
         else
             printf '%s none\n' "$sha"

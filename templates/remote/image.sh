@@ -2,8 +2,8 @@
 # Takes the rest of an image, BYTES of it from FROM on, and renames it once its digest is SHA.
 main() {
     folder="$STORE/tmp/ssh-$KIT_UID-$SHA"
-    mkdir -p -- "$STORE/sha256" "$STORE/locks" "$STORE/refs" "$folder" || { result 1; return; }
-    part="$folder/part"
+    mkdir -p -- "$STORE/sha256" "$STORE/locks" "$STORE/refs" "$STORE/tmp" && kit_enter_own "$folder" || { result 1; return; }
+    part=./part
     # Bytes after FROM came over a connection that broke.
     [ ! -e "$part" ] || truncate --size="$FROM" -- "$part" || { result 1; return; }
     head -c "$BYTES" >>"$part" || { kit_room "$STORE"; result 1; return; }

@@ -33,7 +33,7 @@ records() {
 # Prints nodes that failed a preflight in the last day: `- NAME MTIME REASON`, or USER in place of `-` for the record of another user
 # than this one and root, which a submit does not obey.
 avoided() {
-    [ -d "$RUNS/$AVOID" ] || return 0
+    [ -d "$RUNS/$AVOID" ] && [ ! -L "$RUNS/$AVOID" ] || return 0
     cd -- "$RUNS/$AVOID" || return 0
     find . -mindepth 1 -maxdepth 1 -type f -name '[A-Za-z0-9]*' ! -name '*[!A-Za-z0-9._-]*' -mmin -1440 \
         \( -uid 0 -printf '-' -o -uid "$KIT_UID" -printf '-' -o -printf '%u' \) -printf ' %f %T@ ' -exec head -n 1 -- {} \;

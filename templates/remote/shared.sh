@@ -27,6 +27,27 @@ kit_room() {
     df -Pk -- "$1" 2>/dev/null | awk -v "folder=$1" 'NR == 2 { print $4 " KiB are free in " folder }' >&2
 }
 
+# kit_enter FOLDER: makes a folder where others may write, and enters it. A link that another user made there would lead to other
+# files of this user. What is done by a relative path afterwards is done in this folder, whatever others rename.
+kit_enter() {
+    mkdir -m "${2:-755}" -- "$1" 2>/dev/null
+    cd -P -- "$1" && [ "$(pwd)" = "$(cd -P -- "${1%/*}" && pwd)/${1##*/}" ] && return 0
+    echo "$1 cannot be made, or is a link" >&2
+    return 1
+}
+
+# kit_enter_own FOLDER: the same, and only this user may write the folder.
+kit_enter_own() {
+    kit_enter "$1" 700 || return 1
+    kit_is_own . && return 0
+    echo "$1 is not yours alone: others may have put files there: remove it, or set paths of the cluster" >&2
+    return 1
+}
+
+kit_is_own() {
+    [ -n "$(find "$1" -maxdepth 0 -type d -uid "$KIT_UID" ! -perm /022 2>/dev/null)" ]
+}
+
 # answer NAME COMMAND...: sends the command's output and its exit code.
 answer() {
     kit_name=$1

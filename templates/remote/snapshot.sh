@@ -8,8 +8,8 @@ main() {
     store="$RUNS/.snapshots-$KIT_UID"
     # shellcheck disable=SC2153 # a constant that the caller sets
     partial="./trees/$PARTIAL"
-    mkdir -p -- "$store/objects" "$store/trees" "$store/index" || { failed; return; }
-    cd -- "$store" || { failed; return; }
+    kit_enter_own "$store" || { failed; return; }
+    mkdir -p -- objects trees index || { failed; return; }
     find . -mindepth 1 -maxdepth 2 -name '.partial-ssh-*' -mmin +60 -exec rm -rf -- {} + 2>/dev/null
     mkdir -- "$partial" || { failed; return; }
     if take; then code=0; else code=1; fi

@@ -8,6 +8,7 @@ main() {
     kit_environment
     mkdir -p -- "$RUNS" || { result failed; return; }
     cd -- "$RUNS" || { result failed; return; }
+    keep_from_others
     find . -mindepth 1 -maxdepth 1 -name '.partial-ssh-*' -mmin +60 -exec rm -rf -- {} + 2>/dev/null
     if [ "$SIZE" -gt 0 ]; then
         partial=$(mktemp -d ./.partial-ssh-XXXXXX) || { result failed; return; }
@@ -20,6 +21,18 @@ main() {
         place | over) result placed ;;
         again) if [ "$SIZE" -gt 0 ] || [ -e "./$RUN/$AGAIN" ] || [ -n "$(noted)" ]; then send; else result nothing; fi ;;
         *) send ;;
+    esac
+}
+
+# Gives a folder of runs that others may write the sticky bit, if it is this user's. Without it, each of them could rename a waiting
+# run, and put one of their own in its place. A group with the user's name is the one that many systems make for each user.
+keep_from_others() {
+    # shellcheck disable=SC2046 # a word each
+    set -- $(stat -c '%u %A %G' .)
+    [ "$1" = "$KIT_UID" ] || return 0
+    case $2 in
+        ????????w*) chmod +t . ;;
+        ?????w*) [ "$3" = "$KIT_USER" ] || chmod +t . ;;
     esac
 }
 
@@ -39,6 +52,8 @@ take() {
     case $KIND in again | over) over; return ;; esac
     [ ! -e "./$RUN" ] || return 0
     mkdir -- "$partial/run" || { echo failed; return; }
+    # The umask does not count below a default ACL of the folder of runs: whoever it names could write the state of the run.
+    ! command -v setfacl >/dev/null || setfacl --remove-all --remove-default -- "$partial/run" 2>/dev/null
     tar --extract --file="$partial/sent" --same-permissions --no-same-owner -C "$partial/run" || { echo failed; return; }
     chmod 755 -- "$partial/run"
     # Another try of the same submit may have been first.

@@ -202,3 +202,5 @@ def test_c11_a_store_that_others_may_write_is_not_copied(taken: Taken) -> None:
     said = taken.prepare(tree)
     assert said[-1] == "code 1"
     assert "is where others may have put files" in said[0]
+    # A file of the user's own, where a colleague's link in such a store leads, keeps its text.
+    assert not (tree / "damaged").exists()

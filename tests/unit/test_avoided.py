@@ -11,11 +11,13 @@ from typing import Any, cast
 import pytest
 
 from kit import shell
-from kit.errors import ConfigError, SlurmError
+from kit.errors import ConfigError, RunError, SlurmError
 from kit.hosts import avoided_nodes
 from kit.planning.batch_file import AVOID_DIR
+from kit.ssh import shell_program
 from kit.submission import submit
 from tests.support import REPO, make_site, plan_of, write_job
+from tests.unit.test_remote import sh
 
 NOBODY = 65534
 JOB = 'name = "digits"\nlauncher = "ddp"\n[resources]\nnodes = 2\ngpus_per_node = 2\n'
@@ -104,3 +106,49 @@ def test_c10_no_option_begins_another_line_of_the_script(tmp_path: Path, name: s
     """The last door: whatever reads a name wrongly, no text of it becomes a line of batch.sh."""
     with pytest.raises(ConfigError, match="control character"):
         plan_of(write_job(tmp_path, JOB), site=replace(make_site(), avoid=(name,)))
+
+
+# ---- the folder itself: everybody who may write the folder of runs may make it first ----
+
+
+@pytest.fixture
+def thesis(tmp_path: Path) -> Path:
+    """A folder of the reader's own with an old file, to which a colleague's link leads in place of the records."""
+    (tmp_path / "own").mkdir()
+    old = tmp_path / "own" / "thesis.tex"
+    old.write_text("three years\n")
+    os.utime(old, (0, 0))
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / AVOID_DIR).symlink_to(tmp_path / "own")
+    return old
+
+
+def test_no_file_is_removed_where_a_link_in_place_of_the_records_leads(thesis: Path, tmp_path: Path) -> None:
+    """`kit nodes --avoid` removed all files of the reader's that were older than a day."""
+    with pytest.raises(RunError, match="not a folder of records, but a link"):
+        avoided_nodes.add(tmp_path / "runs", "n1", "no GPU")
+    os.utime(thesis)
+    assert avoided_nodes.read(tmp_path / "runs") == []
+    assert [path.name for path in thesis.parent.iterdir()] == ["thesis.tex"]
+
+
+def test_the_login_node_follows_no_link_in_place_of_the_records(thesis: Path, tmp_path: Path) -> None:
+    constants = {"RUNS": tmp_path / "runs", "STORE": "/nowhere", "AVOID": AVOID_DIR, "NODE": "n1", "REASON": "no GPU"}
+    reply = sh(shell_program.text("avoid", constants, mark="mark"), tmp_path)
+    assert (reply.codes["avoid"], "is a link" in reply.stderr) == (1, True)
+    assert [path.name for path in thesis.parent.iterdir()] == ["thesis.tex"]
+    (tmp_path / "runs" / AVOID_DIR).unlink()
+    assert sh(shell_program.text("avoid", constants, mark="mark"), tmp_path).codes["avoid"] == 0
+    assert [(one.node, one.reason) for one in avoided_nodes.read(tmp_path / "runs")] == [("n1", "no GPU")]
+
+
+def test_the_login_node_writes_through_no_link_of_a_name_that_was_taken(thesis: Path, tmp_path: Path) -> None:
+    """The name of a record that is not complete yet was `.new-PID`: a colleague's links of these names led to any file."""
+    records = tmp_path / "runs" / AVOID_DIR
+    records.unlink()
+    records.mkdir()
+    constants = {"RUNS": tmp_path / "runs", "STORE": "/nowhere", "AVOID": AVOID_DIR, "NODE": "n1", "REASON": "no GPU"}
+    text = shell_program.text("avoid", constants, mark="mark")
+    taken = text.replace("avoid() {", f'avoid() {{\n    ln -s {thesis} "$RUNS/$AVOID/.new-$$"', 1)
+    assert sh(taken, tmp_path).codes["avoid"] == 0
+    assert thesis.read_text() == "three years\n"

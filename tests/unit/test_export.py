@@ -646,3 +646,15 @@ def test_reports_and_exports_are_no_part_of_the_code(project: Path) -> None:  # 
     shell.run(["git", "init", "--quiet", "."], cwd=project)
     listed = shell.run(["git", "status", "--porcelain", "--untracked-files=all"], cwd=project).stdout
     assert "kit-reports" not in listed
+
+
+def test_a_report_writes_through_no_link_that_a_clone_or_a_colleague_made(project: Path, tmp_path: Path) -> None:  # noqa: F811
+    """`kit report` replaced the text of the file to which `kit-reports/.gitignore` led."""
+    kept = tmp_path / "bashrc"
+    kept.write_text("alias\n")
+    for name in ("reports", "kit-reports"):
+        (project / name).mkdir()
+        (project / name / ".gitignore").symlink_to(kept)
+    with pytest.raises(RunError, match="kit-reports: cannot be written: File exists"):
+        reports_folder.take()
+    assert kept.read_text() == "alias\n"

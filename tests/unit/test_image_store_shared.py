@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
 import tempfile
 import threading
@@ -16,8 +17,10 @@ from kit.errors import ImageError
 from kit.files import cross_host_lock
 from kit.images import image_lock, squash_and_lock, store, store_contents, store_safety
 from kit.schema.image import Squash
+from kit.ssh import answers, shell_program
 from tests.support import make_lock
 from tests.unit.test_image_lock import stored
+from tests.unit.test_remote import sh
 
 NOBODY = 65534
 
@@ -202,3 +205,82 @@ def test_c16_a_file_that_this_user_may_not_replace_is_named_with_its_owner(share
         with pytest.raises(ImageError, match=r"belongs to root \(0\), and you may not replace it") as caught:
             store.publish(shared, work / "image.sqsh", "1" * 64, {})
     assert caught.value.hint == f"let root remove {store.path(shared, '1' * 64)}"
+
+
+@pytest.mark.parametrize("name", ["tmp", "refs", "locks"])
+def test_nothing_is_removed_where_a_link_in_place_of_a_folder_of_the_store_leads(tmp_path: Path, name: str) -> None:
+    """Who builds first owns `tmp`, and can make it a link: `kit prune-images` removed old folders of the next user there."""
+    own = tmp_path / "own"
+    (own / "thesis").mkdir(parents=True)
+    (own / "thesis/chapter.tex").write_text("three years\n")
+    os.utime(own / "thesis", (0, 0))
+    place = tmp_path / "store"
+    place.mkdir()
+    (place / name).symlink_to(own)
+    assert store.clean(place) == []
+    if os.geteuid() == 0:
+        os.chown(place / name, NOBODY, NOBODY, follow_symlinks=False)
+        with pytest.raises(ImageError, match=f"{name} is a link that nobody .65534. has made: remove it"):
+            store.prepare(place)
+    assert (own / "thesis/chapter.tex").read_text() == "three years\n"
+
+
+def test_a_link_of_the_store_owners_own_may_lead_to_another_disk(tmp_path: Path) -> None:
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store/sha256").symlink_to(tmp_path / "disk")
+    store.prepare(tmp_path / "store")
+    assert (tmp_path / "store/tmp").is_dir()
+
+
+# ---- the same store on a cluster over ssh ----
+
+
+def send(place: Path, folder: Path, content: bytes) -> answers.Reply:
+    sha256 = hashlib.sha256(content).hexdigest()
+    constants = {"RUNS": folder / "runs", "STORE": place, "SHA": sha256, "SIZE": len(content), "FROM": 0}
+    text = shell_program.text("image", {**constants, "BYTES": len(content)}, mark="mark")
+    return sh(text, folder, data=content)
+
+
+def test_an_image_over_ssh_is_written_into_a_folder_of_the_users_own(tmp_path: Path) -> None:
+    """The name of the folder for what has arrived is known: a colleague made it first, with a link to a file of this user's."""
+    place = tmp_path / "store"
+    store.prepare(place)
+    assert send(place, tmp_path, b"image").codes["result"] == 0
+    assert store.path(place, hashlib.sha256(b"image").hexdigest()).read_bytes() == b"image"
+    kept = tmp_path / "bashrc"
+    kept.write_text("alias\n")
+    folder = place / "tmp" / f"ssh-{os.getuid()}-{hashlib.sha256(b'other').hexdigest()}"
+    folder.mkdir()
+    (folder / "part").symlink_to(kept)
+    folder.chmod(0o777)
+    reply = send(place, tmp_path, b"other")
+    assert (reply.codes["result"], "others may have put files there" in reply.stderr) == (1, True)
+    folder.rename(tmp_path / "elsewhere")
+    folder.symlink_to(tmp_path / "elsewhere")
+    reply = send(place, tmp_path, b"other")
+    assert (reply.codes["result"], "is a link" in reply.stderr) == (1, True)
+    assert kept.read_text() == "alias\n"
+
+
+@pytest.mark.parametrize("squat", ["open", "link"])
+def test_c11_a_store_of_snapshots_on_a_login_node_that_others_may_write_is_refused(tmp_path: Path, squat: str) -> None:
+    """Its trees could have files more than their listings, as in a folder of runs on this machine."""
+    made = tmp_path / "runs" / f".snapshots-{os.getuid()}"
+    tree = made / "trees" / ("0" * 64)
+    tree.mkdir(parents=True)
+    (tree / "listing").touch()
+    constants = {"RUNS": tmp_path / "runs", "STORE": tmp_path / "store", "TREE": "0" * 64}
+    have = shell_program.text("have", {**constants, "ARGV": shell_program.Words(("true",))}, mark="mark")
+    assert sh(have, tmp_path).texts["tree"] == "there"
+    if squat == "open":
+        made.chmod(0o770)
+    else:
+        made.rename(tmp_path / "elsewhere")
+        made.symlink_to(tmp_path / "elsewhere")
+    assert sh(have, tmp_path).texts["tree"] == ""
+    more = {"PARTIAL": ".partial-ssh-1", "OBJECTS": 0, "TREE_BYTES": 0, "TREE_SUM": ""}
+    reply = sh(shell_program.text("snapshot", {**constants, **more}, mark="mark"), tmp_path)
+    assert (reply.codes["result"], str(made) in reply.stderr) == (1, True)
+    assert not (made / "objects").exists()

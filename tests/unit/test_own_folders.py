@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import os
 import stat
 import struct
 import subprocess
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +21,10 @@ from kit.hosts import whole_folder
 from kit.images import store_safety
 from kit.snapshots import scan
 from kit.snapshots.store import Store
+from kit.ssh import shell_program
 from kit.submission import folder, warnings
 from tests.support import make_site, plan_of, write_job
+from tests.unit.test_remote import sh
 
 NOBODY = 65534
 JOB = 'name = "digits"\nlauncher = "ddp"\n[resources]\nnodes = 2\ngpus_per_node = 2\n'
@@ -68,6 +73,42 @@ def test_c12_a_shared_folder_of_runs_gets_the_sticky_bit_from_its_owner(tmp_path
         pass
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o3775
     assert own_folders.replaceable_by(tmp_path) == ""
+
+
+def place_over_ssh(runs: Path, tmp_path: Path) -> None:
+    """A run folder with `state/`, as a login node takes it."""
+    sink = io.BytesIO()
+    with tarfile.open(fileobj=sink, mode="w") as archive:
+        member = tarfile.TarInfo("state")
+        member.type, member.mode = tarfile.DIRTYPE, 0o755
+        archive.addfile(member)
+    sent = sink.getvalue()
+    constants = {"RUNS": runs, "STORE": "/nowhere", "RUN": "test-1", "KIND": "place", "SIZE": len(sent)}
+    constants |= {"SHA": hashlib.sha256(sent).hexdigest(), "RIGHT": "", "AGAIN": "", "OLD": 0, "KEY": "", "SCRIPT": ""}
+    reply = sh(shell_program.text("submit", constants, mark="mark"), tmp_path, data=sent)
+    assert reply.texts["result"] == "placed", reply.stderr
+
+
+def test_c12_a_login_node_keeps_a_shared_folder_of_runs_from_others(tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    place_over_ssh(runs, tmp_path)
+    assert not runs.stat().st_mode & stat.S_ISVTX
+    os.chown(runs, -1, _group_of_others())
+    runs.chmod(0o2775)
+    place_over_ssh(runs, tmp_path)
+    assert stat.S_IMODE(runs.stat().st_mode) == 0o3775
+
+
+def test_c12_a_run_folder_over_ssh_takes_no_default_acl(tmp_path: Path) -> None:
+    if shell.which("setfacl") is None:
+        pytest.skip("setfacl is not installed: apt install acl")
+    runs = tmp_path / "runs"
+    runs.mkdir()
+    share_by_acl(runs)
+    place_over_ssh(runs, tmp_path)
+    made = [runs / "test-1", runs / "test-1/state"]
+    assert [path.name for path in made if any("posix_acl" in name for name in os.listxattr(path))] == []
 
 
 def test_a_folder_of_one_user_keeps_its_bits(tmp_path: Path) -> None:

@@ -252,9 +252,9 @@ node_checks::avoid() {
     local -r folder="$1"
     shift
     local name joined new
-    mkdir -p -- "${KIT_AVOID_DIR}" || return 0
+    mkdir -p -- "${KIT_AVOID_DIR}" && [[ ! -L "${KIT_AVOID_DIR}" ]] || return 0
     for name in "$@"; do
-        # Renamed over what has the name: a link that another user made there would lead to a file of this user.
+        # Renamed over what has the name. A link that another user made, also of the folder, would lead to a file of this user.
         new="$(mktemp -- "${KIT_AVOID_DIR}/.new-XXXXXXXX")" || break
         {
             printf 'job %s: ' "${SLURM_JOB_ID}"

@@ -35,11 +35,11 @@ workspace::prepare() {
 workspace::copy() {
     local -r folder="$1"
     local found
+    # Nobody else can enter the store's folder, as long as it is this user's. Before that is known, nothing in it is opened.
+    found="$(find "${KIT_SNAPSHOT%/*/*}" -maxdepth 0 \( ! -uid "${EUID}" -o -perm /022 -o ! -type d \) -printf '%p, of %u, mode %m')"
+    [[ -z "${found}" ]] || { log::error "the workspace is where others may have put files: ${found}; submit again"; return 1; }
     found="$(sha256sum <"${KIT_SNAPSHOT}/listing")" || workspace::fail "cannot be read" || return 1
     [[ "${found%% *}" == "${KIT_TREE}" ]] || workspace::fail "has another listing than that of the submit" || return 1
-    # Nobody else can enter the store's folder, as long as it is this user's.
-    found="$(find "${KIT_SNAPSHOT%/*/*}" -maxdepth 0 \( ! -uid "${EUID}" -o -perm /022 \) -printf '%p, of %u, mode %m')"
-    [[ -z "${found}" ]] || workspace::fail "is where others may have put files: ${found}" || return 1
     rm -rf -- "${folder}"
     cp --recursive --no-dereference --reflink=auto --preserve=mode,timestamps -- "${KIT_SNAPSHOT}/files" "${folder}" \
         || workspace::fail "cannot be copied to ${folder}" || return 1
