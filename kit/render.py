@@ -115,6 +115,17 @@ def part_names(part: str) -> tuple[str, ...]:
     return tuple(name for name, path in _places().items() if path.is_relative_to(folder))
 
 
+@cache
+def part_folders() -> tuple[str, ...]:
+    """The names of the folders in templates/parts/."""
+    return tuple(path.name for path in (_folder() / PARTS).iterdir())
+
+
+def part_declaration(part: str) -> str:
+    """The text of a part's part.toml."""
+    return plain(f"{PARTS}/{part}/part.toml")
+
+
 def write_all(folder: Path) -> None:
     """Write bin/ and lib/ of a run folder, with the files of all parts, for programs that run without a run folder."""
     for name in _places():
@@ -138,7 +149,7 @@ def _places() -> dict[str, Path]:
     """
     top = _folder()
     found = {f"lib/{path.parent.name}.sh": path for path in (top / PARTS).glob("*/part.sh")}
-    for folder in (top / "core", *(top / PARTS).iterdir()):
+    for folder in (top / "core", *(top / PARTS / name for name in part_folders())):
         for kind in ("bin", "lib"):
             files = (path for path in (folder / kind).rglob("*") if path.is_file())
             found |= {str(path.relative_to(folder)): path for path in files}

@@ -66,13 +66,13 @@ def users_script(made: Decisions) -> str | None:
     file, text = made.resolved.template
     if not own_batch_script.is_template(text):
         return text
-    return _rendered(text, {**_stable(made), **_variables(made)}, file=file)
+    return _rendered(text, {**_stable(made), **parts.variables(made), **_variables(made)}, file=file)
 
 
 def _variables(made: Decisions) -> dict[str, Any]:
     """The variables of the kit's own template."""
     head = {"sbatch": sbatch_options(made), "explained": [*explanation(made)]}
-    return {**parts.variables(made), **head, **_settings(made), **_steps(made)}
+    return {**head, **_settings(made), **_steps(made)}
 
 
 def _settings(made: Decisions) -> dict[str, Any]:

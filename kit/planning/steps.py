@@ -38,7 +38,7 @@ def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
         "--open-mode=append",
         *made.job.step.options(),
     ]
-    return _contained(made, placed, srun, f"{made.paths.inside.run}/{placed.folder}".rstrip("/") + "/worker.sh")
+    return contain(made, placed, srun, f"{made.paths.inside.run}/{placed.folder}".rstrip("/") + "/worker.sh")
 
 
 def monitor_step(made: Decisions) -> list[str]:
@@ -48,58 +48,17 @@ def monitor_step(made: Decisions) -> list[str]:
         return []
     command = [f"{run.bin}/gpu-monitor.sh", str(run.monitor), monitor.select, monitor.options, str(monitor.delay)]
     command += [",".join(monitor.query)] if monitor.query else []
-    return [*_helper("kit-monitor", made.allocation.nodes, f"{run.monitor}/monitor.log"), *command]
-
-
-def warm_step(made: Decisions) -> list[str]:
-    """Starts on every node, including spares, the process from which ranks are forked; empty without `[retry] warm`.
-
-    The ranks are its children, so it has the CPUs of all of them. If one of these processes dies, the others continue.
-    """
-    main = made.main
-    if not made.job.retry.warm:
-        return []
-    srun = [
-        "srun",
-        "--job-name=kit-warm",
-        "--overlap",
-        "--mem=0",
-        f"--nodes={made.every_node}",
-        f"--ntasks={made.every_node}",
-        "--ntasks-per-node=1",
-        f"--cpus-per-task={main.cpus_per_task * main.tasks_per_node}",
-        "--mpi=none",
-        "--export=ALL",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        "--no-kill",
-        # Standard input and output carry orders and reports: templates/parts/warm_ranks/part.sh.
-        f"--error={made.paths.run.logs}/warm.log",
-        "--open-mode=append",
-    ]
-    return _contained(made, main, srun, f"{made.paths.inside.run}/worker.sh")
-
-
-def memory_step(made: Decisions) -> list[str]:
-    """Keeps the folder of checkpoints in memory on every node, including spares; empty without `[checkpoint] memory_every`.
-
-    It outlives a lost node: the other nodes hold the copies.
-    """
-    if not made.job.checkpoint.memory_every:
-        return []
-    run = made.paths.run
-    step = _helper("kit-memory", made.every_node, f"{run.logs}/memory.log")
-    return [*step, "--kill-on-bad-exit=0", "--wait=0", "--no-kill", f"{run.bin}/memory.sh"]
+    return [*start_helper("kit-monitor", made.allocation.nodes, f"{run.monitor}/monitor.log"), *command]
 
 
 def signal_step(made: Decisions) -> list[str]:
     """Sends a signal only to the programs of the ranks. The batch script adds nodes, signal and the time to save."""
-    return [*_helper("kit-signal", None, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]
+    return [*start_helper("kit-signal", None, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]
 
 
 def evidence_step(made: Decisions) -> list[str]:
     """Gathers evidence of each rank at a stall, with one task on each node. The batch script adds nodes and a folder."""
-    return [*_helper("kit-evidence", None, None), f"{made.paths.run.bin}/evidence.sh"]
+    return [*start_helper("kit-evidence", None, None), f"{made.paths.run.bin}/evidence.sh"]
 
 
 def preflight_step(made: Decisions) -> list[str]:
@@ -113,10 +72,10 @@ def preflight_step(made: Decisions) -> list[str]:
     else:
         return []
     return [
-        *_helper("kit-preflight", made.every_node, f"{run.logs}/preflight.log"),
+        *start_helper("kit-preflight", made.every_node, f"{run.logs}/preflight.log"),
         f"{run.bin}/preflight.sh",
         *options,
-        *([] if made.runtime.by_srun or not _probes(made) else ["--", *_contained(made, made.main, [], *_probe(made))]),
+        *([] if made.runtime.by_srun or not _probes(made) else ["--", *contain(made, made.main, [], *_probe(made))]),
     ]
 
 
@@ -173,8 +132,8 @@ def probe_step(made: Decisions) -> list[str]:
     """Starts the container once on every node, with one task; empty if the preflight has no such check, or does it itself."""
     if not (_probes(made) and made.runtime.by_srun):
         return []
-    step = _helper("kit-probe", made.every_node, f"{made.paths.run.logs}/preflight.log")
-    return _contained(made, made.main, step, *_probe(made))
+    step = start_helper("kit-probe", made.every_node, f"{made.paths.run.logs}/preflight.log")
+    return contain(made, made.main, step, *_probe(made))
 
 
 def _probes(made: Decisions) -> bool:
@@ -189,24 +148,13 @@ def _probe(made: Decisions) -> list[str]:
     return [f"{made.paths.inside.run}/bin/probe.sh", made.job.python, image_env]
 
 
-def lines_step(made: Decisions, table: str) -> list[str]:
-    """The lines of [once], [per_node] or [after]; empty if there are none. The batch script adds nodes."""
-    lines, main, run = made.job.lines.get(table), made.main, made.paths.run
-    if lines is None:
-        return []
-    step = [*_helper(f"kit-{table.replace('_', '-')}", None, f"{run.logs}/{table}.log"), "--kill-on-bad-exit=1"]
-    if not (lines.container and made.runtime.containerized):
-        return [*step, f"{run.bin}/once.sh", made.paths.workspace, main.folder]
-    return _contained(made, main, step, f"{made.paths.inside.run}/bin/once.sh", made.paths.inside.workdir, main.folder)
-
-
 def stage_step(made: Decisions) -> list[str]:
     """Copies the image to every node's own disk; empty unless the job asks for it."""
     choice, pin, run = made.job.staged, made.pin, made.paths.run
     if choice is None or pin.lock is None:
         return []
     command = [f"{run.bin}/stage.sh", pin.stored, pin.lock.sha256, made.paths.stage, str(int(choice.cap_gb * 1e6))]
-    return [*_helper("kit-stage", made.every_node, f"{run.logs}/stage.log"), *command]
+    return [*start_helper("kit-stage", made.every_node, f"{run.logs}/stage.log"), *command]
 
 
 def image_chain(made: Decisions) -> list[str]:
@@ -222,7 +170,7 @@ def container_step(made: Decisions) -> list[str]:
     if made.job.container.runtime != "pyxis":
         return []
     run = made.paths.run
-    step = _helper("kit-container", made.every_node, f"{run.logs}/container.log")
+    step = start_helper("kit-container", made.every_node, f"{run.logs}/container.log")
     return [*step, *(["--no-kill"] if made.job.retry.spares else []), f"{run.bin}/container.sh"]
 
 
@@ -230,7 +178,7 @@ def shell_step(made: Decisions) -> list[str]:
     """An interactive shell: one task on one node, which shares the job's resources there."""
     srun = ["srun", "--pty", "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--mpi=none", "--export=ALL"]
     inside, main = made.paths.inside, made.main
-    return _contained(made, main, srun, f"{inside.run}/bin/shell.sh", inside.workdir, *filter(None, [main.folder]))
+    return contain(made, main, srun, f"{inside.run}/bin/shell.sh", inside.workdir, *filter(None, [main.folder]))
 
 
 def shell_checks(made: Decisions) -> list[list[str]]:
@@ -238,12 +186,12 @@ def shell_checks(made: Decisions) -> list[list[str]]:
     if not made.runtime.containerized:
         return []
     stage = stage_step(made)
-    check = _helper("kit-preflight", made.every_node, None)
+    check = start_helper("kit-preflight", made.every_node, None)
     check += [f"{made.paths.run.bin}/preflight.sh", *_checks_of_container(made)]
     return [*([stage] if stage else []), check]
 
 
-def _contained(made: Decisions, placed: RolePlacement, srun: list[str], *command: str) -> list[str]:
+def contain(made: Decisions, placed: RolePlacement, srun: list[str], *command: str) -> list[str]:
     """A command in the container of a role."""
     container = Container(
         image=made.pins.of(placed).image,
@@ -256,7 +204,7 @@ def _contained(made: Decisions, placed: RolePlacement, srun: list[str], *command
     return made.runtime.wrap(srun, command, container)
 
 
-def _helper(name: str, nodes: int | None, output: str | None) -> list[str]:
+def start_helper(name: str, nodes: int | None, output: str | None) -> list[str]:
     """One task per node that runs beside the training step and takes no memory or CPUs from it (docs/internals/learnt.md#slurm).
 
     output: None for srun's own.

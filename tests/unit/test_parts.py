@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import pkgutil
 import re
 import shutil
 from collections.abc import Iterator
@@ -41,12 +42,18 @@ def test_each_file_of_a_part_is_a_file_of_the_templates_and_of_no_other_part() -
     assert set(named) - rendered <= {*render.program_names(), *render.library_names()}
 
 
-def test_each_folder_of_a_part_has_its_module() -> None:
-    folders = {path.name for path in (REPO / "templates/parts").iterdir()}
-    names = [part.name for part in all_parts()]
-    assert folders <= set(names)
-    assert all(part.files for part in all_parts()), "a part without a folder has modules"
-    assert len(names) == len(set(names))
+def test_each_part_has_files_and_each_module_of_a_part_its_folder() -> None:
+    names = {part.name for part in all_parts()}
+    assert all(part.files for part in all_parts())
+    assert {module.name for module in pkgutil.iter_modules(parts.__path__)} - {"part"} <= names
+
+
+def test_a_plain_job_imports_few_modules_of_parts() -> None:
+    made = planned(BY_NAME["local-bare"]).decisions
+    wanted = {part.name for part in all_parts() if part.may_be_wanted(made)}
+    assert wanted == {"callbacks", "monitor", "preflight"}
+    with_module = {module.name for module in pkgutil.iter_modules(parts.__path__)}
+    assert wanted & with_module == {"callbacks"}
 
 
 def take_out(part: Part, into: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,31 +1,27 @@
 """Parts of a run: features with files of their own, which are in a run only if a key of its job asks for them.
 
-A part is a folder of templates/parts/ and the module of its name here, found by their names. The batch script has the functions of
-the parts in KIT_PARTS, and calls them by phase (templates/core/lib/parts.sh).
+A part is a folder of templates/parts/, whose part.toml says what asks for it. A part that needs Python has the module of its name
+here. The batch script has the functions of the parts in KIT_PARTS, and calls them by phase (templates/core/lib/parts.sh).
 """
 
 from __future__ import annotations
 
 import hashlib
-import pkgutil
 from collections.abc import Mapping
 from functools import cache
-from importlib import import_module
-from typing import Any, cast
+from typing import Any
 
 from kit.planning.decisions import Decisions
 from kit.planning.parts.part import Part
-from kit.render import absent_names, library_names, plain, program_names, stand_in
+from kit.render import absent_names, library_names, part_folders, plain, program_names, stand_in
 
 __all__ = ["Part", "all_parts", "called_parts", "check", "code_digest", "constants", "file_names", "texts", "variables"]
 
 
 @cache
 def all_parts() -> tuple[Part, ...]:
-    """The parts that this package has a module of, in the order in which the batch script calls them."""
-    names = [module.name for module in pkgutil.iter_modules(__path__) if module.name != "part"]
-    found = [cast(Part, import_module(f"{__name__}.{name}").PART) for name in names]
-    return tuple(sorted(found, key=lambda part: (part.order, part.name)))
+    """The parts that templates/parts/ has a folder of, in the order in which the batch script calls them."""
+    return tuple(sorted(map(Part.read, part_folders()), key=lambda part: (part.order, part.name)))
 
 
 def check(made: Decisions) -> None:
@@ -48,7 +44,7 @@ def constants(made: Decisions) -> list[tuple[str, Any]]:
 
 
 def variables(made: Decisions) -> dict[str, Any]:
-    """The same of all parts for the templates of users, by the names that they have there: KIT_WARM_ARGV is `warm_argv`."""
+    """The constants of all parts for a user's template, by the names that they have there: KIT_WARM_ARGV is `warm_argv`."""
     found = [pair for part in all_parts() for pair in part.constants(made).items()]
     return {name.removeprefix("KIT_").lower(): value for name, value in found}
 

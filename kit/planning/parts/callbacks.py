@@ -1,10 +1,10 @@
-"""Reports of steps from a framework's own loop, for programs that import kit_callbacks."""
+"""Excludes programs of the kit that report their steps by kit_rank, and so need no kit_callbacks."""
 
 from __future__ import annotations
 
 from kit import data_folders
 from kit.planning.decisions import Decisions
-from kit.planning.parts.part import Part
+from kit.planning.parts.part import Code
 
 # Launchers whose own programs report by kit_rank: those without a framework, and these. Others run a loop that is not the kit's.
 _WITHOUT = {None, "deepspeed", "diloco"}
@@ -16,4 +16,4 @@ def _asked_by(made: Decisions) -> str | None:
     return None if own and resolved.launcher.framework in _WITHOUT else "script"
 
 
-PART = Part(name="callbacks", asked_by=_asked_by, modules=("lib/kit_callbacks.py",))
+CODE = Code(asked_by=_asked_by)

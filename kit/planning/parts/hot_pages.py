@@ -1,15 +1,14 @@
-"""The pages of an image that a start reads are read ahead on the next one."""
+"""Excludes hot pages where it is not known which image a process has."""
 
 from __future__ import annotations
 
 from kit.planning.decisions import Decisions
-from kit.planning.parts.part import Part
+from kit.planning.parts.part import Code
 
 
 def _asked_by(made: Decisions) -> str | None:
-    # Which of several images a process has is not known.
     pins = made.pins.distinct
     return "image" if len(pins) == 1 and pins[0].image.startswith("/") and pins[0].digest else None
 
 
-PART = Part(name="hot_pages", asked_by=_asked_by, modules=("lib/hot_pages.py", "lib/squashfs_image.py"), order=60)
+CODE = Code(asked_by=_asked_by)

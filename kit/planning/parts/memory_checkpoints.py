@@ -1,21 +1,52 @@
-"""Checkpoints in the memory of nodes."""
+"""Refuses `[checkpoint] memory_every` for jobs whose ranks cannot continue from memory: templates/kit_node/kit_memory.py."""
 
 from __future__ import annotations
 
-from kit.planning import memory_checkpoints, steps
+from collections.abc import Iterator
+
+from kit.errors import ConfigError, Fault
+from kit.planning import steps
 from kit.planning.decisions import Decisions
-from kit.planning.parts.part import Part
+from kit.planning.parts.part import Code
+
+_REMOVE = "remove the line"
 
 
-def _asked_by(made: Decisions) -> str | None:
-    return "checkpoint.memory_every" if made.job.checkpoint.memory_every else None
+def _check(made: Decisions) -> None:
+    """ConfigError if the job asks for checkpoints in memory, but could not use them."""
+    if made.job.checkpoint.memory_every and (problems := [*_problems(made)]):
+        faults = [Fault(key="checkpoint.memory_every", problem=problem, hint=hint) for problem, hint in problems]
+        raise ConfigError.of(*faults, file=made.resolved.job_file)
 
 
-PART = Part(
-    name="memory_checkpoints",
-    asked_by=_asked_by,
-    constants=lambda made: {"KIT_MEMORY_ARGV": steps.memory_step(made)},
-    check=memory_checkpoints.check,
-    modules=(*(f"lib/kit_memory{name}.py" for name in ("", "_files", "_state", "_transfer")), "lib/node_wire.py"),
-    order=50,
-)
+def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
+    """Each problem with its hint."""
+    job, launcher = made.job, made.resolved.launcher
+    if not made.main.plain:
+        problem = "checkpoints in memory are for a job with one program, and this job has roles"
+        if made.main.role.policy == "replica":
+            problem += "; a replica group gets its state from the other groups"
+        yield problem, _REMOVE
+        return
+    if job.is_launchers and not launcher.memory:
+        yield f"the program of launcher {job.launcher!r} makes no checkpoints in memory", _REMOVE
+    if not job.retry.in_allocation and not job.torchrun.max_restarts:
+        yield (
+            "memory lasts as long as the allocation, and this job starts no rank again in it",
+            "[retry] in_allocation = 3",
+        )
+
+
+def _memory_step(made: Decisions) -> list[str]:
+    """Keeps the folder of checkpoints in memory on every node, including spares; empty without `[checkpoint] memory_every`.
+
+    It outlives a lost node: the other nodes hold the copies.
+    """
+    if not made.job.checkpoint.memory_every:
+        return []
+    run = made.paths.run
+    step = steps.start_helper("kit-memory", made.every_node, f"{run.logs}/memory.log")
+    return [*step, "--kill-on-bad-exit=0", "--wait=0", "--no-kill", f"{run.bin}/memory.sh"]
+
+
+CODE = Code(constants=lambda made: {"KIT_MEMORY_ARGV": _memory_step(made)}, check=_check)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from kit.planning.decisions import Decisions
-from kit.planning.parts.part import Part
+from kit.planning.parts.part import Code
 
 # Time limit of a phase, in seconds.
 _LIMIT_S = 60
 
 
 def _asked_by(made: Decisions) -> str | None:
-    return f"parts.folder of cluster {made.resolved.cluster_name}" if made.resolved.site_parts else None
+    return f"parts.folder of cluster {made.resolved.cluster_name}"
 
 
 def _constants(made: Decisions) -> dict[str, Any]:
@@ -22,4 +22,4 @@ def _constants(made: Decisions) -> dict[str, Any]:
     }
 
 
-PART = Part(name="site_parts", asked_by=_asked_by, constants=_constants, order=90)
+CODE = Code(asked_by=_asked_by, constants=_constants)

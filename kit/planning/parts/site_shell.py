@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from kit.planning import site_shell
-from kit.planning.parts.part import Part
+from kit.planning.parts.part import Code
 
-PART = Part(name="site_shell", asked_by=site_shell.asked_by)
+CODE = Code(asked_by=site_shell.asked_by)
