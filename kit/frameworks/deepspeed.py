@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -81,7 +82,7 @@ def broken(table: Mapping[str, Any], copies: int | None) -> Iterator[Fault]:
     """
     yield from _misspelt(table)
     yield from _contradictions(table)
-    yield from deepspeed_batch_sizes.not_numbers(table)
+    yield from deepspeed_batch_sizes.not_numbers(table, copies or 1)
     if copies is not None:
         yield from _autos(table)
         yield from deepspeed_batch_sizes.uneven(table, copies)
@@ -89,11 +90,16 @@ def broken(table: Mapping[str, Any], copies: int | None) -> Iterator[Fault]:
 
 def _not_options(job: Job) -> Iterator[Fault]:
     """Options of other GPT programs that this one does not read: it takes these values from the configuration."""
-    given = {word.partition("=")[0] for word in job.args}
+    given = (
+        dict.fromkeys(job.args, "")
+        | dict(pairwise(job.args))
+        | dict(word.split("=", 1) for word in job.args if "=" in word)
+    )
     for option, key in (("--batch-size", TOTAL), ("--accumulate", STEPS), ("--clip", "gradient_clipping")):
         if option in given:
+            value = given[option] if given[option].replace(".", "", 1).isdecimal() else 1
             problem = f"with [deepspeed], {option} is not read: the configuration has the key deepspeed.{key}"
-            yield Fault(key="args", problem=problem, hint=f"[deepspeed]\n       {key} = 1")
+            yield Fault(key="args", problem=problem, hint=f"[deepspeed]\n       {key} = {value}")
 
 
 def _misspelt(table: Mapping[str, Any], prefix: str = "deepspeed") -> Iterator[Fault]:

@@ -37,12 +37,12 @@ def tunes(table: Mapping[str, Any]) -> bool:
     return isinstance(tuning, Mapping) and tuning.get("enabled") is True
 
 
-def not_numbers(table: Mapping[str, Any]) -> Iterator[Fault]:
-    """Batch sizes that are not whole numbers of 1 or more."""
+def not_numbers(table: Mapping[str, Any], copies: int = 1) -> Iterator[Fault]:
+    """Batch sizes that are not whole numbers of 1 or more. copies: data parallel ranks, of which a total is a multiple."""
     for name, value in given(table).items():
         if not isinstance(value, int) or isinstance(value, bool) or value < 1:
             problem = f"{shown(value)} is not a whole number of 1 or more"
-            yield Fault(key=f"deepspeed.{name}", problem=problem, hint=f"{name} = 1")
+            yield Fault(key=f"deepspeed.{name}", problem=problem, hint=f"{name} = {copies if name == TOTAL else 1}")
 
 
 def completed(known: Mapping[str, int], copies: int) -> dict[str, int]:

@@ -23,6 +23,8 @@ _MISSPELT_CUTOFF = 0.88
 
 # The parser's name of a value -> the option that sets it, where the two differ.
 _BY_OTHER_NAME = {"fp8": "fp8_format", "fp4": "fp4_format"}
+# Keys of the job that are taken for Megatron's when they stand below [megatron].
+_OF_THE_JOB = frozenset({"args", "command", "env", "image", "inherit", "mounts", "script", "setup"})
 
 
 @cache
@@ -107,10 +109,13 @@ def _as_arguments(key: str, value: object) -> str:
         return "remove the line"
     items = [] if value is True else [str(one) for one in (value if isinstance(value, list | tuple) else [value])]
     option = f"--{key.replace('_', '-')}"
-    return f"args = {toml([option, *items])}"
+    return f"args = {toml([option, *items])} at the top of the file"
 
 
 def _unknown(key: str, value: Any, names: set[str], release: str | None) -> Fault:
+    if key in _OF_THE_JOB:
+        problem = f"this key belongs to the top of the file, above the first [table]: {key}"
+        return Fault(key=f"megatron.{key}", problem=problem, hint=f"{key} = {toml(value)}")
     near = _BY_OTHER_NAME.get(key) or nearest(key, names, cutoff=_MISSPELT_CUTOFF)
     has = next(
         (has for kind in ("value", "several", "bare", "both") for k, has in _table()[kind].items() if k == key), ""

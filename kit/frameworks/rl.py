@@ -298,7 +298,7 @@ def _disagreements(options: Mapping[str, Options], programs: Programs, name: str
             yield Fault(
                 key=key,
                 problem=f"the roles need the same value, and they have {said}",
-                hint=f"[{name}]\n       {key} = {first}",
+                hint=f"{key} = {first} in [{name}], and remove {' and '.join(found)}",
             )
     lengths = _values_by_option(options, programs, "seq_len")
     trainer = next((value for where, value in lengths.items() if where.startswith("trainer.")), None)

@@ -84,15 +84,16 @@ def _uneven_copies(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]
     """Numbers of copies that do not fit the inference nodes."""
     tp, dp, nodes = table.parallel.tp, table.parallel.dp, sum(one.nodes for one in table.servers().values())
     gpus, named = gpus_of(table, gpus)[1], "num_infer_gpus" if table.one_node else "gpus_per_node"
-    problem = ""
+    problem, fits = "", 1
     if tp > 1 and "tp" not in programs.keys:
         problem = f"in the programs {table.programs!r} each GPU holds a whole model: only dp can be above 1"
     elif gpus and gpus % tp:
         problem = f"{tp} does not divide {named}, {gpus}: a copy of the model stays on its node"
+        fits = divisor(tp, gpus)
     elif not gpus and tp > 1:
         problem = "a node without GPUs holds a whole model: only dp can be above 1"
     if problem:
-        yield Fault(key="parallel.tp", problem=problem, hint=f"tp = {divisor(tp, gpus) if gpus and gpus % tp else 1}")
+        yield Fault(key="parallel.tp", problem=problem, hint=f"tp = {fits}")
     elif gpus and dp is not None and tp * dp != gpus * nodes:
         problem = f"tp {tp} x dp {dp} = {tp * dp} is not {nodes} inference nodes x {gpus} GPUs = {gpus * nodes}"
         yield Fault(key="parallel.dp", problem=problem, hint=f"dp = {gpus * nodes // tp}")

@@ -45,7 +45,7 @@ def _warnings(words: Iterable[tuple[str, str]]) -> Iterator[Fault]:
     for key, word in words:
         if found := _VARIABLE.search(word):
             name = found[1]
-            hint = f'inherit = ["{name}"], and let the program read it; or write its value'
+            hint = f'inherit = ["{name}"] at the top of the file, and let the program read it; or write its value'
             if key.startswith("env.") and key == f"env.{name}":
                 # The variable with more in front or behind: its value is known only on the nodes, in a shell.
                 line = f'export {name}="{word}"'

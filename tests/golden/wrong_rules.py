@@ -161,6 +161,7 @@ def _frameworks() -> list[Rule]:
         _megatron("train_iters = 10\n[checkpoint]\nevery = 0"),
         _megatron("train_iters = 10\n[checkpoint]\nevery = 5\nkeep = 2"),
         _megatron("train_iters = 10\nmy_flag = true"),
+        _megatron('train_iters = 10\nargs = ["--my-flag"]'),
         _job(
             "megatron-lm",
             'script = "pretrain_gpt.py"\n[megatron]\nnum_layers = 12\nhidden_size = 768\nnum_attention_heads = 12\n'
@@ -276,6 +277,7 @@ _RL = (
     "[rl]\nprograms = 'prime-rrl'",
     "[rl]\nnum_train_nodes = 1\nnodes_per_fsdp_group = 2",
     "[rl]\nparallel = { tp = 2 }",
+    "[rl]\nparallel = { tp = 3 }",
     "[rl]\nprograms = 'prime-rl'\nparallel = { tp = 3 }",
     "[rl]\nprograms = 'prime-rl'\nparallel = { tp = 2, dp = 8 }",
     "[rl]\nprograms = 'prime-rl'\ngpus_per_node = 0\nparallel = { tp = 2 }",

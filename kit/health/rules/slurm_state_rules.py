@@ -310,7 +310,7 @@ def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | No
             then=RESUME,
             evidence=cite(record, "got TERM"),
         )
-    advice = "kit cancel lets ranks save; scancel ends all processes at once"
+    advice = "kit cancel gives ranks the seconds of slurm.grace to save; after scancel they have Slurm's KillWait"
     return answer(
         record,
         "cancelled-by-slurm",
