@@ -1,4 +1,4 @@
-"""What a broken rule says to try is done to the job, and the job is planned again: the rule must be kept then."""
+"""Advice of broken rules, followed: what it says is done to the job, which is planned again, and then keeps the rule."""
 
 from __future__ import annotations
 
