@@ -160,7 +160,7 @@ def test_roles_that_differ_in_their_place_alone_share_their_scripts(tmp_path: Pa
         "roles/worker-0/worker.sh",
         "roles/other/worker.sh",
     ]
-    assert "KIT_ROLE_INDEX=2" in made.text_of("batch.sh")
+    assert "make_step_0 2 worker-2 0 2 2\n" in made.text_of("batch.sh")
 
 
 def test_roles_with_fewer_cpus_count_with_those_of_their_program(tmp_path: Path) -> None:

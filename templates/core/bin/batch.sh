@@ -39,10 +39,43 @@ readonly KIT_AVOID_DIR={{ avoid_dir | sh }}
 readonly -a KIT_INHERIT={{ inherit | sh }}
 readonly KIT_OUTLIVES={{ outlives | sh }}
 readonly KIT_STEPS={{ roles | length }}
-{% for role in roles %}
-readonly -A KIT_STEP_{{ loop.index0 }}={{ role.facts | sh }}
-readonly -a KIT_STEP_{{ loop.index0 }}_ENV={{ role.env | sh }}
-readonly -a KIT_STEP_{{ loop.index0 }}_ARGV={{ role.argv | sh }}
+{% for group in step_groups %}
+{% if group.rows | length == 1 %}
+readonly -A KIT_STEP_{{ group.number }}={{ roles[group.number].facts | sh }}
+readonly -a KIT_STEP_{{ group.number }}_ENV={{ roles[group.number].env | sh }}
+readonly -a KIT_STEP_{{ group.number }}_ARGV={{ roles[group.number].argv | sh }}
+{% else %}
+# Steps {{ group.number }} to {{ group.last }} differ only in the values below.
+make_step_{{ group.number }}() {
+    local -r{% for column in group.columns %} {{ column }}="${{ loop.index }}"{% endfor %}
+
+    local -r upper="${name^^}"
+    local -r variable="${upper//-/_}"
+    declare -gA "KIT_STEP_${number}"
+    declare -ga "KIT_STEP_${number}_ENV" "KIT_STEP_${number}_ARGV"
+    local -n facts="KIT_STEP_${number}" env="KIT_STEP_${number}_ENV" argv="KIT_STEP_${number}_ARGV"
+    facts=(
+{% for word in group.facts %}
+        {{ word }}
+{% endfor %}
+    )
+    env=(
+{% for word in group.env %}
+        {{ word }}
+{% endfor %}
+    )
+    argv=(
+{% for word in group.argv %}
+        {{ word }}
+{% endfor %}
+    )
+    readonly "KIT_STEP_${number}" "KIT_STEP_${number}_ENV" "KIT_STEP_${number}_ARGV"
+}
+# {{ group.columns | join(", ") }}
+{% for row in group.rows %}
+make_step_{{ group.number }} {{ row }}
+{% endfor %}
+{% endif %}
 {% endfor %}
 readonly -a KIT_SIGNAL_ARGV={{ signal_argv | sh }}
 readonly -a KIT_EVIDENCE_ARGV={{ evidence_argv | sh }}

@@ -145,96 +145,64 @@ readonly -a KIT_STEP_0_ARGV=(
     --export=ALL,BASH_ENV=/shared/runs/llama-@JOB@/lib/fuse_path.sh
     /kit/run/roles/lighthouse/worker.sh
 )
-readonly -A KIT_STEP_1=(
-    [name]=replica-0
-    [folder]=roles/replica-0
-    [variable]=REPLICA_0
-    [policy]=replica
-    [first]=0
-    [nodes]=1
-    [ranks]=4
-    [after]=lighthouse
-    [ports]=''
-    [ready]=''
-    [ready_timeout]=0
-    [health]=''
-    [restart]=3
-    [least]=2
-)
-readonly -a KIT_STEP_1_ENV=(
-    KIT_ROLE_INDEX=0
-    KIT_GPUS=0,1,2,3
-)
-readonly -a KIT_STEP_1_ARGV=(
-    srun
-    --job-name=replica-0
-    --nodes=1
-    --ntasks=1
-    --ntasks-per-node=1
-    --cpus-per-task=128
-    --mpi=none
-    --export=ALL
-    --kill-on-bad-exit=1
-    --wait=0
-    --no-kill
-    --overlap
-    --output=/shared/runs/llama-@JOB@/logs/replica-0/task-%t.log
-    --open-mode=append
-    --container-image=/scratch/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --container-mounts=/shared/runs/llama-@JOB@:/kit/run,/home/ada/project:/workspace,/tmp/kit-ada:/kit/cache,/shared/runs/llama-@JOB@/bin:/kit/run/bin:ro,/shared/runs/llama-@JOB@/lib:/kit/run/lib:ro
-    --container-workdir=/workspace
-    --no-container-mount-home
-    --container-remap-root
-    --container-readonly
-    --no-container-entrypoint
-    --export=ALL,BASH_ENV=/shared/runs/llama-@JOB@/lib/fuse_path.sh
-    /kit/run/roles/replica-0/worker.sh
-)
-readonly -A KIT_STEP_2=(
-    [name]=replica-1
-    [folder]=roles/replica-0
-    [variable]=REPLICA_1
-    [policy]=replica
-    [first]=0
-    [nodes]=1
-    [ranks]=4
-    [after]=lighthouse
-    [ports]=''
-    [ready]=''
-    [ready_timeout]=0
-    [health]=''
-    [restart]=3
-    [least]=2
-)
-readonly -a KIT_STEP_2_ENV=(
-    KIT_ROLE_INDEX=1
-    KIT_GPUS=4,5,6,7
-)
-readonly -a KIT_STEP_2_ARGV=(
-    srun
-    --job-name=replica-1
-    --nodes=1
-    --ntasks=1
-    --ntasks-per-node=1
-    --cpus-per-task=128
-    --mpi=none
-    --export=ALL
-    --kill-on-bad-exit=1
-    --wait=0
-    --no-kill
-    --overlap
-    --output=/shared/runs/llama-@JOB@/logs/replica-1/task-%t.log
-    --open-mode=append
-    --container-image=/scratch/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
-    --container-mounts=/shared/runs/llama-@JOB@:/kit/run,/home/ada/project:/workspace,/tmp/kit-ada:/kit/cache,/shared/runs/llama-@JOB@/bin:/kit/run/bin:ro,/shared/runs/llama-@JOB@/lib:/kit/run/lib:ro
-    --container-workdir=/workspace
-    --no-container-mount-home
-    --container-remap-root
-    --container-readonly
-    --no-container-entrypoint
-    --export=ALL,BASH_ENV=/shared/runs/llama-@JOB@/lib/fuse_path.sh
-    /kit/run/roles/replica-0/worker.sh
-)
+# Steps 1 to 2 differ only in the values below.
+make_step_1() {
+    local -r number="$1" name="$2" first="$3" index="$4" gpus="$5"
+    local -r upper="${name^^}"
+    local -r variable="${upper//-/_}"
+    declare -gA "KIT_STEP_${number}"
+    declare -ga "KIT_STEP_${number}_ENV" "KIT_STEP_${number}_ARGV"
+    local -n facts="KIT_STEP_${number}" env="KIT_STEP_${number}_ENV" argv="KIT_STEP_${number}_ARGV"
+    facts=(
+        [name]="${name}"
+        [folder]=roles/replica-0
+        [variable]="${variable}"
+        [policy]=replica
+        [first]="${first}"
+        [nodes]=1
+        [ranks]=4
+        [after]=lighthouse
+        [ports]=''
+        [ready]=''
+        [ready_timeout]=0
+        [health]=''
+        [restart]=3
+        [least]=2
+    )
+    env=(
+        KIT_ROLE_INDEX="${index}"
+        KIT_GPUS="${gpus}"
+    )
+    argv=(
+        srun
+        --job-name="${name}"
+        --nodes=1
+        --ntasks=1
+        --ntasks-per-node=1
+        --cpus-per-task=128
+        --mpi=none
+        --export=ALL
+        --kill-on-bad-exit=1
+        --wait=0
+        --no-kill
+        --overlap
+        --output=/shared/runs/llama-@JOB@/logs/"${name}"/task-%t.log
+        --open-mode=append
+        --container-image=/scratch/shared/images/sha256/c0ffee0000000000000000000000000000000000000000000000000000000000.sqsh
+        --container-mounts=/shared/runs/llama-@JOB@:/kit/run,/home/ada/project:/workspace,/tmp/kit-ada:/kit/cache,/shared/runs/llama-@JOB@/bin:/kit/run/bin:ro,/shared/runs/llama-@JOB@/lib:/kit/run/lib:ro
+        --container-workdir=/workspace
+        --no-container-mount-home
+        --container-remap-root
+        --container-readonly
+        --no-container-entrypoint
+        --export=ALL,BASH_ENV=/shared/runs/llama-@JOB@/lib/fuse_path.sh
+        /kit/run/roles/replica-0/worker.sh
+    )
+    readonly "KIT_STEP_${number}" "KIT_STEP_${number}_ENV" "KIT_STEP_${number}_ARGV"
+}
+# number, name, first, index, gpus
+make_step_1 1 replica-0 0 0 0,1,2,3
+make_step_1 2 replica-1 0 1 4,5,6,7
 readonly -a KIT_SIGNAL_ARGV=(
     srun
     --job-name=kit-signal
