@@ -68,6 +68,17 @@ def _parts(template: str) -> tuple[jinja2.Template, str]:
     return environment().from_string(head), mark + body
 
 
+def without_body(text: str) -> tuple[str, int]:
+    """A rendered script's head, and the number of lines after it; the whole text and 0 unless the rest is that of a template."""
+    head, _, body = text.partition(MARK)
+    return (head, body.count("\n")) if body and body in _bodies() else (text, 0)
+
+
+@cache
+def _bodies() -> frozenset[str]:
+    return frozenset(body for name in _places() if (body := plain(name).partition(MARK)[2]))
+
+
 @cache
 def environment() -> jinja2.Environment:
     """The environment for the kit's own templates."""

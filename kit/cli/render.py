@@ -179,6 +179,7 @@ def render_plan(made: Plan, *, as_json: bool) -> None:
 
 def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str, Any]:
     """Print or write one plan; return its data for --json."""
+    from kit.render import without_body
     from kit.submission import folder
 
     written = folder.write_files(made, output) if output is not None else []
@@ -195,7 +196,14 @@ def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str,
     options = [name for name in texts if name.startswith("configs/")]
     for name in dict.fromkeys(("layout.txt", "batch.sh", "script", *options, *own)):
         if name in texts:
+            head, rest = without_body(texts[name])
             print(f"# ==> {name} <==")
-            print(texts[name])
+            if rest:
+                print(head.rstrip())
+                print(
+                    f"# … {rest} lines that are the same in every run; `kit render --output FOLDER` writes all files whole.\n"
+                )
+            else:
+                print(head)
     print(f"# {clean(' '.join(made.argv))}")
     return {}
