@@ -21,6 +21,7 @@ from kit.files import untrusted_files
 from kit.frameworks import diloco, program_releases, titan_file, torchtitan
 from kit.frameworks.titan_file import TitanFile
 from kit.planning.needed_modules import without_unused
+from kit.planning.phases import phases
 from kit.planning.plan import Plan, PlanFile, plan
 from kit.planning.sbatch_header import explained, header
 from kit.record import manifest
@@ -172,13 +173,14 @@ def completed(
 
 def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
     """A plan as one sbatch file. further: files in addition to the plan's own. mark: placeholder for the job's number."""
-    files = [*made.files, *further]
+    files = sorted([*made.files, *further], key=_reading_order)
     end = "KIT_FILE"
     while any(end in file.text for file in files):
         end += "_"
     return render(
         "bin/single.sh",
         {
+            "phases": phases(made.decisions),
             "sbatch": header(made.text_of("batch.sh")),
             "explained": explained(made.text_of("batch.sh")),
             "mark": mark,
@@ -188,6 +190,13 @@ def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
             "end": end,
         },
     )
+
+
+def _reading_order(file: PlanFile) -> int:
+    """What runs, then the programs and functions that it calls, then what records the run."""
+    if file.name == "manifest.json" or file.name.startswith(Plan.RECORDS):
+        return 3
+    return 2 if file.name.startswith("lib/") else 1 if file.name.startswith(("bin/", "code/")) else 0
 
 
 def _job(asked: Asked, titan: TitanFile) -> config.Table:

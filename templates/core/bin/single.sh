@@ -1,4 +1,7 @@
 #!/bin/bash
+{% for line in phases %}
+# {{ line }}
+{% endfor %}
 {% for option in sbatch %}
 #SBATCH {{ option }}
 {% endfor %}
@@ -10,16 +13,6 @@ readonly KIT_MARK={{ mark | sh }}
 readonly KIT_RUN_DIR={{ run_dir | sh }}
 readonly -a KIT_FOLDERS={{ folders | sh }}
 
-# Each job of this file has its own run folder. The job's number replaces the mark in the folder's name and in these files.
-unpack_all() {
-{% for file in files %}
-    unpack {{ file.mode | sh }} {{ file.name | sh }} <<'{{ end }}'
-{{ file.text }}
-{{ end }}
-{% endfor %}
-}
-
-# Below this line nothing is generated.
 set -euo pipefail
 
 main() {
@@ -53,4 +46,14 @@ unpack() {
     chmod -- "${mode}" "${path}"
 }
 
+# Each job of this file has its own run folder. The job's number replaces the mark in the folder's name and in these files.
+unpack_all() {
+{% for file in files %}
+    unpack {{ file.mode | sh }} {{ file.name | sh }} <<'{{ end }}'
+{{ file.text }}
+{{ end }}
+{% endfor %}
+}
+
+# Below this line nothing is generated.
 main "$@"

@@ -1,4 +1,10 @@
 #!/bin/bash
+# unpack   writes the files below into the run folder of this job, and starts its batch.sh, which does the rest
+# check    bin/preflight.sh on each node; a node that fails ends the job
+# monitor  bin/gpu-monitor.sh on each node, until the ranks have ended
+# ranks    a step of srun for each role, watched for stalls: worker.sh sets what a rank needs, and becomes the program of program.sh
+# signal   120 s before the time limit the ranks get USR1 (or TERM, if they do not catch that), to save
+# end      the steps that are left are ended, logs are merged, and the exit code is the program's
 #SBATCH --job-name=llama3
 #SBATCH --partition=batch
 #SBATCH --nodes=1
@@ -32,6 +38,39 @@ readonly -a KIT_FOLDERS=(
     logs/replica-0
     logs/replica-1
 )
+
+set -euo pipefail
+
+main() {
+    if [[ -z "${SLURM_JOB_ID:-}" ]]; then
+        printf 'This file runs under sbatch: sbatch %q\n' "$0" >&2
+        exit 2
+    fi
+    local -r run_dir="${KIT_RUN_DIR//"${KIT_MARK}"/${SLURM_JOB_ID}}"
+    # A job that was queued again continues in its existing folder.
+    if [[ ! -e "${run_dir}" ]]; then
+        partial="${run_dir%/*}/.unpack-${SLURM_JOB_ID}"
+        trap 'rm -rf -- "${partial}"' EXIT
+        rm -rf -- "${partial}"
+        mkdir -p -- "${partial}"
+        unpack_all
+        mkdir -p -- "${KIT_FOLDERS[@]/#/"${partial}/"}"
+        mv --no-target-directory -- "${partial}" "${run_dir}"
+        trap - EXIT
+    fi
+    exec "${run_dir}/batch.sh"
+}
+
+# unpack MODE NAME: writes a file of the run folder from stdin. An empty file comes as an empty line.
+unpack() {
+    local -r mode="$1" path="${partial}/$2"
+    local text
+    IFS= read -r -d '' text || true
+    mkdir -p -- "${path%/*}"
+    [[ "${text}" != $'\n' ]] || text=""
+    printf '%s' "${text//"${KIT_MARK}"/${SLURM_JOB_ID}}" >"${path}"
+    chmod -- "${mode}" "${path}"
+}
 
 # Each job of this file has its own run folder. The job's number replaces the mark in the folder's name and in these files.
 unpack_all() {
@@ -828,6 +867,137 @@ node 0   ─┬─ lighthouse                            its port: http
           ├─ group 0    GPU 0-3      rank 0-3      a port of its own
           └─ group 1    GPU 4-7      rank 0-3      a port of its own
 KIT_FILE
+    unpack 644 config.toml <<'KIT_FILE'
+[training]
+local_batch_size = 4
+seed = 7
+KIT_FILE
+    unpack 755 bin/checked.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/container.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/evidence.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/fuse/fuse-overlayfs <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/fuse/squashfuse <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/gpu-monitor.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/port.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/preflight.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/probe.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/rank.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/read-ahead.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/ready.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/shell.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/signal.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 755 bin/unignore.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/cache_folders.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/clock.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/container_names.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/debug.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/endpoints.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/environment.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/events.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/failure_watch.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/failures.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/fuse_daemon.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/fuse_path.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/heartbeat.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/hot_pages.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/hot_pages.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/image_mount.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_events.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_rank.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_recorder.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/log.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/node_checks.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/nodes.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/numbers.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/orphans.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/output_links.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/parts.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/placeholders.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/rank_processes.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/rank_progress.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/rank_variables.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/reports.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/retry.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/role_links.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/role_policy.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/roles.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/setup_lines.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/signals.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/slurm.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/squashfs_image.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/stall.awk <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/stall_watch.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/steps.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/task_logs.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/tools.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/trust.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/workspace.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_keep.py <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/kit_memory.py <<'KIT_FILE'
+KIT_FILE
     unpack 644 job.toml <<'KIT_FILE'
 name = "llama3"
 launcher = "torchtitan"
@@ -1059,171 +1229,7 @@ image_id = ""
 [packages.pip]
 torch = "2.13.0"
 KIT_FILE
-    unpack 755 bin/checked.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/container.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/evidence.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/fuse/fuse-overlayfs <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/fuse/squashfuse <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/gpu-monitor.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/port.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/preflight.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/probe.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/rank.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/read-ahead.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/ready.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/shell.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/signal.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 755 bin/unignore.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/cache_folders.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/clock.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/container_names.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/debug.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/endpoints.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/environment.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/events.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/failure_watch.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/failures.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/fuse_daemon.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/fuse_path.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/heartbeat.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/hot_pages.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/hot_pages.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/image_mount.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/kit_events.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/kit_rank.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/kit_recorder.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/log.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/node_checks.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/nodes.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/numbers.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/orphans.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/output_links.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/parts.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/placeholders.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/rank_processes.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/rank_progress.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/rank_variables.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/reports.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/retry.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/role_links.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/role_policy.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/roles.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/setup_lines.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/signals.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/slurm.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/squashfs_image.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/stall.awk <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/stall_watch.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/steps.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/task_logs.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/tools.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/trust.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/workspace.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/kit_keep.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/kit_memory.py <<'KIT_FILE'
-KIT_FILE
-    unpack 644 config.toml <<'KIT_FILE'
-[training]
-local_batch_size = 4
-seed = 7
-KIT_FILE
 }
 
 # Below this line nothing is generated.
-set -euo pipefail
-
-main() {
-    if [[ -z "${SLURM_JOB_ID:-}" ]]; then
-        printf 'This file runs under sbatch: sbatch %q\n' "$0" >&2
-        exit 2
-    fi
-    local -r run_dir="${KIT_RUN_DIR//"${KIT_MARK}"/${SLURM_JOB_ID}}"
-    # A job that was queued again continues in its existing folder.
-    if [[ ! -e "${run_dir}" ]]; then
-        partial="${run_dir%/*}/.unpack-${SLURM_JOB_ID}"
-        trap 'rm -rf -- "${partial}"' EXIT
-        rm -rf -- "${partial}"
-        mkdir -p -- "${partial}"
-        unpack_all
-        mkdir -p -- "${KIT_FOLDERS[@]/#/"${partial}/"}"
-        mv --no-target-directory -- "${partial}" "${run_dir}"
-        trap - EXIT
-    fi
-    exec "${run_dir}/batch.sh"
-}
-
-# unpack MODE NAME: writes a file of the run folder from stdin. An empty file comes as an empty line.
-unpack() {
-    local -r mode="$1" path="${partial}/$2"
-    local text
-    IFS= read -r -d '' text || true
-    mkdir -p -- "${path%/*}"
-    [[ "${text}" != $'\n' ]] || text=""
-    printf '%s' "${text//"${KIT_MARK}"/${SLURM_JOB_ID}}" >"${path}"
-    chmod -- "${mode}" "${path}"
-}
-
 main "$@"
