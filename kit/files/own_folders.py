@@ -7,13 +7,19 @@ ACL names, and hands them on to what is made in it.
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import grp
 import os
 import pwd
 import stat
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 
+from kit.files import untrusted_files
+
+# FS_IOC_GETFLAGS on machines of 64 bits; FS_IMMUTABLE_FL and FS_VERITY_FL of linux/fs.h.
+_GET_FLAGS, _UNCHANGEABLE = 0x80086601, 0x00000010 | 0x00100000
 # Linux's names of a file's ACL and of the one that a folder hands on (acl(5), xattr(7)).
 _ACLS = ("system.posix_acl_default", "system.posix_acl_access")
 
@@ -74,6 +80,16 @@ def replaceable_by(folder: Path) -> str:
 def stranger(path: Path) -> str:
     """The owner of a file or folder, if it is neither root nor this user; empty otherwise."""
     return user_if_stranger(path.stat().st_uid)
+
+
+def is_unchangeable(path: Path) -> bool:
+    """Whether not even a file's owner can change its bytes: it has fs-verity, or the immutable bit of root, ioctl_iflags(2)."""
+    try:
+        with untrusted_files.open_regular(path) as opened:
+            (flags,) = struct.unpack("=I", fcntl.ioctl(opened, _GET_FLAGS, bytes(8))[:4])
+    except OSError:
+        return False
+    return bool(flags & _UNCHANGEABLE)
 
 
 def user_if_stranger(uid: int) -> str:

@@ -56,9 +56,11 @@ def write_text(path: Path, text: str) -> None:
     """Write a file that the user asked for. OSError names the file, also for a full disk; a new, incomplete file is removed."""
     new = not path.exists()
     try:
-        path.write_text(text, encoding="utf-8")
+        # A link of a clone that leads to no file yet is not followed: it may lead out of the clone.
+        with path.open("x" if new else "w", encoding="utf-8") as sink:
+            sink.write(text)
     except OSError as error:
-        if new:
+        if new and not isinstance(error, FileExistsError):
             with contextlib.suppress(OSError):
                 path.unlink()
         raise OSError(error.errno, error.strerror or str(error), str(path)) from None

@@ -53,7 +53,7 @@ def _file(path: Path) -> Iterator[str]:
     found = path.lstat()
     if not stat.S_ISREG(found.st_mode):
         yield f"{path}: not a regular file: remove it"
-    elif owner := own_folders.stranger(path):
+    elif (owner := own_folders.stranger(path)) and not own_folders.is_unchangeable(path):
         yield f"{path}: belongs to {owner}, who can change it while a run has it mounted: let root own it, or use image.stage"
     elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         yield f"{path}: mode {stat.S_IMODE(found.st_mode):o}: others may write it: 'chmod go-w {path}'"

@@ -75,7 +75,7 @@ def warn_of_others(made: Plan) -> Iterator[Fault]:
         # A node that runs a copy of its own checks the bytes of that copy.
         if pinned.lock is None or pinned.image != pinned.stored or not Path(pinned.stored).is_file():
             continue
-        if who := own_folders.stranger(Path(pinned.stored)):
+        if (who := own_folders.stranger(Path(pinned.stored))) and not own_folders.is_unchangeable(Path(pinned.stored)):
             problem = f"{pinned.stored} belongs to {who}, who can change it while the run has it mounted"
             hint = f'image = {{ name = "{pinned.lock.name}", stage = "node" }}'
             yield Fault(file=made.decisions.resolved.job_file, key="image", problem=problem, hint=hint)

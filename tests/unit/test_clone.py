@@ -13,6 +13,7 @@ import pytest
 from kit import git, shell, trust
 from kit.bisection import commits
 from kit.errors import ConfigError, ToolError
+from kit.files import untrusted_files
 from kit.record import manifest
 from kit.snapshots import patch, scan
 from kit.snapshots.scan import Scan
@@ -348,3 +349,15 @@ def test_an_ssh_configuration_that_is_no_file_is_refused(far: Path) -> None:
     os.mkfifo(config)
     with pytest.raises(ToolError, match="not a regular file"):
         trust.brought("clusters/ssh_config")
+
+
+def test_a_new_file_is_not_written_where_a_link_of_a_clone_leads(tmp_path: Path) -> None:
+    """`kit init` in a clone with a link `job.toml` made a file wherever the link led."""
+    link, kept = tmp_path / "job.toml", tmp_path / "rc"
+    link.symlink_to(kept)
+    with pytest.raises(OSError, match="File exists"):
+        untrusted_files.write_text(link, "name\n")
+    assert (kept.exists(), link.is_symlink()) == (False, True)
+    kept.write_text("old\n")
+    untrusted_files.write_text(link, "new\n")
+    assert kept.read_text() == "new\n"

@@ -290,6 +290,28 @@ def test_c16_a_submit_names_an_image_that_its_owner_can_change(tmp_path: Path, s
     )
 
 
+@pytest.mark.parametrize(("flags", "is_named"), [(0x10, False), (0x100000, False), (0x80000, True)])
+def test_c16_an_image_that_not_even_its_owner_can_change_is_not_named(
+    shared: Path, monkeypatch: pytest.MonkeyPatch, flags: int, is_named: bool
+) -> None:
+    """The immutable bit and fs-verity; 0x80000 stands for a file in extents. Not every file system of a test has them."""
+    monkeypatch.setattr("fcntl.ioctl", lambda *_: struct.pack("=Q", flags))
+    (image,) = (shared / "sha256").iterdir()
+    assert any(one.startswith(f"{image}: belongs to") for one in store_safety.problems(shared)) == is_named
+
+
+def test_c16_the_immutable_bit_is_read_from_the_file_system(tmp_path: Path) -> None:
+    image = tmp_path / "image"
+    image.touch()
+    assert not own_folders.is_unchangeable(image)
+    if shell.run(["chattr", "+i", str(image)], check=False).returncode != 0:
+        pytest.skip("the immutable bit needs root and a file system that has it")
+    try:
+        assert own_folders.is_unchangeable(image)
+    finally:
+        shell.run(["chattr", "-i", str(image)])
+
+
 def test_c12_a_submit_names_the_folder_in_which_others_can_replace_the_run(tmp_path: Path) -> None:
     made = plan_of(write_job(tmp_path, JOB), site=make_site(run_dir=tmp_path / "runs/digits-1"))
     assert [one for one in warnings.warn_of_others(made) if one.key == "paths.runs"] == []
