@@ -74,6 +74,43 @@ class NewRun:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NewArray:
+    """One array of a sweep. number: in the sweep. script: on the cluster, with the text `text`. options: more for sbatch.
+
+    note: the file for the note of its submit, on a cluster that is this machine.
+    """
+
+    number: int
+    script: Path
+    text: str
+    note: Path
+    options: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """The sbatch that submits it."""
+        return ("sbatch", "--parsable", *self.options, str(self.script))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NewArrays:
+    """Arrays of a sweep to submit, in this order.
+
+    folder: the sweep's, on the cluster. again: it is there already. fill: writes the files of this submission into it, or into a
+    folder that is sent there, and returns the run folders. env: of Slurm's commands. note, undo: for a folder of this machine,
+    record the jobs by the arrays' numbers, and remove what `fill` wrote there.
+    """
+
+    folder: Path
+    again: bool
+    fill: Callable[[Path], Sequence[Path]]
+    arrays: Sequence[NewArray]
+    env: Mapping[str, str]
+    note: Callable[[Mapping[int, int]], None]
+    undo: Callable[[], None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class EndedRun:
     """A run whose scripts are submitted again in its own folder.
 
@@ -183,6 +220,14 @@ class Host(Protocol):
 
     def submit_again(self, run: EndedRun) -> Manifest:
         """Submit an ended run's own scripts again, once. Errors as in `submit`; the folder stays in any case."""
+        ...
+
+    def submit_arrays(self, sweep: NewArrays) -> Mapping[int, int]:
+        """Write a sweep's files and submit its arrays, each once. Returns array number -> job.
+
+        If one is refused, those before it are cancelled, and nothing is left of a new sweep. Errors as in `submit`; while it is not
+        known whether Slurm has taken an array, the folder and the arrays before it stay, and those after it are not submitted.
+        """
         ...
 
     def require_images_of(self, run_dir: Path, record: Manifest) -> None:

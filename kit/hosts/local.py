@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from kit import data_folders, shell
 from kit.errors import ConfigError, LockError
 from kit.files import atomic_write, untrusted_files
-from kit.hosts.host import EndedRun, Inputs, JobToEnd, NewRun, UserFacts
+from kit.hosts.host import EndedRun, Inputs, JobToEnd, NewArrays, NewRun, UserFacts
 from kit.record import cache_files, find_runs, known_files, unmade_points
 from kit.schema.run_paths import RunPaths
 from kit.slurm import client
@@ -133,6 +133,12 @@ class LocalHost:
         from kit.hosts import local_submit
 
         return local_submit.submit_again(run)
+
+    def submit_arrays(self, sweep: NewArrays) -> Mapping[int, int]:
+        """Write the files, and submit each array with a note of its submit on disk."""
+        from kit.hosts import local_submit
+
+        return local_submit.submit_arrays(sweep)
 
     def require_images_of(self, run_dir: Path, record: Manifest) -> None:
         """LockError if the image that the run's record names is missing, truncated or another one."""

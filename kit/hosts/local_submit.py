@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from kit.errors import UnconfirmedError
 from kit.files import hold_signals, untrusted_files
 from kit.hosts import link_py_spy, output_folders, submission, whole_folder
-from kit.hosts.host import EndedRun, NewRun
+from kit.hosts.host import EndedRun, NewArrays, NewRun
 from kit.record import secret
 from kit.record.manifest import Manifest
 from kit.schema.run_paths import RunPaths
+from kit.slurm import client
 
 
 def make_folder(run: NewRun) -> RunPaths:
@@ -40,6 +43,40 @@ def submit(run: NewRun) -> Manifest:
             whole_folder.remove(run.run_dir)
         raise
     return record
+
+
+def submit_arrays(sweep: NewArrays) -> dict[int, int]:
+    """Write a sweep's files and submit its arrays; array number -> job. If one is refused, those before it are cancelled.
+
+    UnconfirmedError if it is not known whether Slurm has taken an array; the sweep stays, and the array is found by its script.
+    """
+    jobs: dict[int, int] = {}
+    if not sweep.again:
+        with whole_folder.make_whole(sweep.folder) as partial:
+            _fill(sweep, partial)
+    try:
+        if sweep.again:
+            _fill(sweep, sweep.folder)
+        with output_folders.folders(array.text for array in sweep.arrays):
+            for array in sweep.arrays:
+                # A Ctrl-C is delayed until the array is in the list, and then cancels it with the others.
+                with hold_signals.uninterrupted():
+                    jobs[array.number] = submission.submit(array.argv, env=sweep.env, note=array.note)
+                    submission.confirmed(array.note)
+    except UnconfirmedError:
+        sweep.note(jobs)
+        raise
+    except BaseException:
+        client.cancel_each([*jobs.values()], env=sweep.env)
+        sweep.undo()
+        raise
+    sweep.note(jobs)
+    return jobs
+
+
+def _fill(sweep: NewArrays, folder: Path) -> None:
+    for run_dir in sweep.fill(folder):
+        link_py_spy.link(run_dir, sweep.folder.parent)
 
 
 def submit_again(run: EndedRun) -> Manifest:

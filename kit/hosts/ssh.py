@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from kit import shell
 from kit.errors import SlurmError
 from kit.hosts import interrupted_submits, remote_snapshots, ssh_submit
-from kit.hosts.host import EndedRun, Inputs, JobToEnd, NewRun, UserFacts
+from kit.hosts.host import EndedRun, Inputs, JobToEnd, NewArrays, NewRun, UserFacts
 from kit.hosts.login_node import LoginNode
 from kit.record import run_facts
 from kit.schema.run_paths import RunPaths
@@ -158,6 +158,13 @@ class SshHost(LoginNode):
         made = ssh_submit.submit_again(self, run)
         self.forget_queue()
         return made
+
+    def submit_arrays(self, sweep: NewArrays) -> Mapping[int, int]:
+        """Send the files. A program there submits each array, once, even if the connection breaks."""
+        try:
+            return ssh_submit.submit_arrays(self, sweep)
+        finally:
+            self.forget_queue()
 
     def require_images_of(self, run_dir: Path, record: Manifest) -> None:
         """Send the images of a run that the cluster lacks."""

@@ -10,15 +10,17 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from kit.errors import JobRefusedError
 from kit.files import untrusted_files
 from kit.hosts import remote_images, remote_send, remote_snapshots
-from kit.hosts.host import EndedRun, Inputs, NewRun
+from kit.hosts.host import EndedRun, Inputs, NewArrays, NewRun
 from kit.hosts.login_node import LoginNode
 from kit.hosts.remote_send import Errand
 from kit.images import image_lock
 from kit.record import secret
 from kit.record.manifest import Manifest
 from kit.schema.run_paths import RunPaths
+from kit.slurm import client
 
 
 def send_inputs(host: LoginNode, inputs: Inputs) -> None:
@@ -58,6 +60,29 @@ def place(host: LoginNode, run: NewRun, *, submitted: bool) -> Manifest:
         here.mkdir(exist_ok=True)
         record.write(RunPaths(here).manifest, durable=False)
     return record
+
+
+def submit_arrays(host: LoginNode, sweep: NewArrays) -> dict[int, int]:
+    """Make or complete the sweep's folder on the cluster, and submit each array there, exactly once; array number -> job.
+
+    JobRefusedError if sbatch refuses one: those before it are cancelled, and nothing is left of a new sweep.
+    """
+    name = sweep.folder.name
+    with tempfile.TemporaryDirectory(prefix="kit-sweep-") as folder_here:
+        sweep.fill(Path(folder_here))
+        content = remote_send.packed(Path(folder_here))
+    remote_send.until_known(host, Errand(folder=name, kind="over" if sweep.again else "place"), content)
+    jobs: dict[int, int] = {}
+    try:
+        for array in sweep.arrays:
+            errand = remote_send.array_errand(str(sweep.folder.parent), name, array.number, array.options)
+            jobs[array.number] = remote_send.until_known(host, errand, None, env=dict(sweep.env))
+    except JobRefusedError:
+        client.cancel_each([*jobs.values()], env=sweep.env)
+        if not sweep.again:
+            remote_send.remove(host, name)
+        raise
+    return jobs
 
 
 def submit_again(host: LoginNode, run: EndedRun) -> Manifest:

@@ -12,12 +12,12 @@ from kit.hosts.clusters import find_host
 from kit.record import unmade_points
 from kit.record.unmade_points import POINTS
 from kit.slurm import client
-from kit.sweeps.record import SentArray, SweepPaths, SweepRecord, read
+from kit.sweeps.record import SentArray, SweepPaths, SweepRecord, note_jobs, read
 
 
 def arrays(paths: SweepPaths, record: SweepRecord) -> list[int]:
-    """The numbers of arrays that were written and are in no record."""
-    known = {array.number for array in record.arrays}
+    """The numbers of arrays that were written and have no job in the record."""
+    known = {array.number for array in record.submitted}
     there = paths.arrays.iterdir() if paths.arrays.is_dir() else ()
     return sorted(int(one.name) for one in there if one.name.isdecimal() and int(one.name) not in known)
 
@@ -55,11 +55,11 @@ def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
             submission.confirmed(SweepPaths.submission(script.parent))
     if not found:
         return record
-    # Imported here because it loads all the planning code.
-    from kit.sweeps.submit import note
-
-    record = record.model_copy(update={"arrays": (*record.arrays, *found)})
-    note(record, found, folder)
+    numbers = [array.number for array in found]
+    others = [array for array in record.arrays if array.number not in numbers]
+    arrays_now = sorted((*others, *found), key=lambda array: array.number)
+    record = record.model_copy(update={"arrays": tuple(arrays_now)})
+    note_jobs(record, numbers, folder)
     return record
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Literal
 
 from kit.errors import RunError
 from kit.files import atomic_write
-from kit.record import manifest
-from kit.record.unmade_points import POINTS
+from kit.record import manifest, unmade_points
+from kit.record.unmade_points import MADE, POINTS, ArrayPaths
+from kit.schema.run_paths import RunPaths
 from kit.schema.schema_base import Model
 from kit.schema.sweep import Sweep, Value
 from kit.sweeps.points.expand import Point
+
+# The job number of an array that is not submitted yet.
+NO_JOB = 0
 
 
 class SentArray(Model):
@@ -52,6 +56,16 @@ class SweepRecord(Model):
     points: tuple[RecordedPoint, ...]
     arrays: tuple[SentArray, ...]
     search: Sweep | None = None
+
+    @property
+    def submitted(self) -> tuple[SentArray, ...]:
+        """The arrays that have a job."""
+        return tuple(array for array in self.arrays if array.job_id != NO_JOB)
+
+    def with_jobs(self, jobs: Mapping[int, int]) -> SweepRecord:
+        """The record with these jobs, by the arrays' numbers."""
+        arrays = (a.model_copy(update={"job_id": jobs.get(a.number, a.job_id)}) for a in self.arrays)
+        return self.model_copy(update={"arrays": tuple(arrays)})
 
     def write(self, paths: SweepPaths) -> None:
         """Write atomically."""
@@ -104,6 +118,25 @@ def read(folder: Path) -> SweepRecord:
     """The record of a sweep; RunError if there is none, or if another version of the kit made it."""
     path = SweepPaths(folder).record
     return manifest.load(SweepRecord, path, absent=lambda: _absent(folder))
+
+
+def note_jobs(record: SweepRecord, numbers: Collection[int], folder: Path) -> None:
+    """Write the record, and the jobs of the arrays with these numbers into the manifest of each point that has a run folder."""
+    paths = SweepPaths(folder)
+    record.write(paths)
+    for array in record.arrays:
+        if array.number not in numbers:
+            continue
+        own = paths.arrays / str(array.number)
+        listed = unmade_points.lines(str(own))
+        if listed:
+            atomic_write.write(Path(ArrayPaths(own).job), f"{array.job_id}\n")
+        for task, index in enumerate(array.members):
+            if listed and listed[task][1] != MADE:
+                continue
+            path = RunPaths(paths.point(index)).manifest
+            facts = {"job_id": array.job_id, "array_task": task, "argv": array.argv}
+            manifest.read(path).model_copy(update=facts).write(path, durable=False)
 
 
 def _absent(folder: Path) -> RunError:

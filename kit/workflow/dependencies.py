@@ -84,7 +84,7 @@ def pairs(after: After, arrays: Sequence[Array], folders: list[Path]) -> dict[in
     from kit.sweeps import find
     from kit.sweeps.record import read
 
-    sent = read(find.find_one(after.name, folders)).arrays
+    sent = read(find.find_one(after.name, folders)).submitted
     if [len(a.members) for a in arrays] != [len(a.members) for a in sent]:
         sizes, counts = (", ".join(str(len(a.members)) for a in these) for these in (sent, arrays))
         raise UsageError(
@@ -143,9 +143,9 @@ def term(after: After, jobs: Sequence[JobId]) -> str:
 
 def _of_sweep(after: After, record: SweepRecord, states: dict[int, Status | None]) -> list[str]:
     """The jobs of a sweep: an array as a whole, or its single tasks if some of its points were submitted again."""
-    last = {index: array.number for array in record.arrays for index in array.members}
+    last = {index: array.number for array in record.submitted for index in array.members}
     jobs: list[str] = []
-    for array in record.arrays:
+    for array in record.submitted:
         mine = [states[index] for index in array.members if last[index] == array.number]
         on = [one for one in mine if one is not None and one.active]
         for one in mine:

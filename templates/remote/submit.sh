@@ -145,8 +145,15 @@ note() {
     result submitted "$number"
 }
 
-# Notes the number in the record of each point, then in the sweep's. Each file is replaced as a whole.
+# Notes the number in the record of each point that has a folder, then in the sweep's. Each file is replaced as a whole. Points without
+# a folder, and those of the same array that have one, are lines of a list.
 note_array() {
+    if [ -f "./$RUN/arrays/$AGAIN/points" ]; then
+        printf '%s\n' "$number" >"./$RUN/arrays/$AGAIN/.job.$$" && mv -f -- "./$RUN/arrays/$AGAIN/.job.$$" "./$RUN/arrays/$AGAIN/job"
+        sed -n 's/ -$//p' "./$RUN/arrays/$AGAIN/points" | while read -r point; do
+            sed -i 's/^  "job_id": null\(,*\)$/  "job_id": '"$number"'\1/' "./$RUN/points/$RUN.$point/manifest.json"
+        done
+    fi
     find -L "./$RUN/arrays/$AGAIN" -mindepth 2 -maxdepth 2 -name manifest.json \
         -exec sed -i 's/^  "job_id": null\(,*\)$/  "job_id": '"$number"'\1/' {} +
     sed -i '/^   "number": '"$AGAIN"',$/{n;s/^   "job_id": 0\(,*\)$/   "job_id": '"$number"'\1/;}' "./$RUN/sweep.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kit.errors import ToolError
 from kit.hosts.avoided_nodes import Avoided
-from kit.hosts.host import EndedRun, Inputs, JobToEnd, NewRun, UserFacts
+from kit.hosts.host import EndedRun, Inputs, JobToEnd, NewArrays, NewRun, UserFacts
 from kit.record.manifest import Manifest
 from kit.slurm.client import JobId, QueuedJob
 
@@ -67,6 +67,9 @@ class FakeHost:
         raise NotImplementedError
 
     def submit_again(self, run: EndedRun) -> Manifest:
+        raise NotImplementedError
+
+    def submit_arrays(self, sweep: NewArrays) -> Mapping[int, int]:
         raise NotImplementedError
 
     def require_images_of(self, run_dir: Path, record: Manifest) -> None: ...

@@ -19,7 +19,7 @@ from kit.sweeps.prepare import PreparedSweep, prepare
 from kit.sweeps.record import SweepPaths, SweepRecord
 from kit.sweeps.search import apply_chosen_values, halving, on_node, search_trials
 from kit.sweeps.search.search_trials import SearchTrial, State
-from kit.sweeps.submit import unsent_record, write_runs
+from kit.sweeps.submit import RunWriter, new_record
 from tests.support import write_job
 
 pytest.importorskip("optuna")
@@ -99,8 +99,8 @@ def submitted(tmp_path: Path, text: str = SEARCH) -> tuple[SweepPaths, SweepReco
     made, now = prepared(tmp_path, text), datetime.now(UTC)
     with whole_folder.make_whole(made.folder) as partial:
         SweepPaths(partial).points.mkdir()
-        write_runs(made, made.points, partial, now=now)
-        record = unsent_record(made, now=now)
+        RunWriter(made, made.points[0], (), now=now).write(partial, made.points)
+        record = new_record(made, arrays=(), now=now)
         record.write(SweepPaths(partial))
     return SweepPaths(made.folder), record
 

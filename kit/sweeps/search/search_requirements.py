@@ -10,6 +10,7 @@ from typing import Protocol
 from kit import frameworks
 from kit.config import Resolved
 from kit.errors import Fault, UsageError
+from kit.hosts.host import Host
 from kit.schema.sweep import Search
 from kit.sweeps.points.expand import Point, Values
 from kit.sweeps.points.grouped_faults import Gathered
@@ -36,6 +37,18 @@ def argv() -> tuple[str, ...]:
     if importlib.util.find_spec("optuna") is None:
         raise UsageError("[sweep.search] needs Optuna, which is not installed", hint="pip install 'slurm-kit[search]'")
     return (sys.executable, "-P", "-m", "kit.sweeps.search.on_node")
+
+
+def require_kit_on_nodes(host: Host) -> None:
+    """UsageError for a cluster that does not have this machine's files: Slurm starts each point with this machine's Python."""
+    if not host.shares_files:
+        problem = (
+            f"[sweep.search]: when Slurm starts a point, its node runs the kit to choose the values, and the nodes of cluster "
+            f"{host.name} do not have this machine's Python ({sys.executable})"
+        )
+        raise UsageError(
+            problem, hint="install the kit on the login node and run 'kit sweep' there; or use [sweep.random]"
+        )
 
 
 def check(search: Search, planner: Planner, first: Point, faults: Gathered) -> None:
