@@ -22,7 +22,7 @@ refused=$(cat FOLDER/refused 2>/dev/null)
 case ${{!#}} in */"${{refused:-none}}") echo 'sbatch: error: Invalid account' >&2; exit 1 ;; esac
 {TAKES}
 echo "$*" >>FOLDER/sbatch.calls
-take; echo $n
+take "$@"; echo $n
 """
 SQUEUE = """#!/bin/sh
 case $* in *%o*%k*) cat FOLDER/jobs ;; *%o*) cut -d '|' -f 1-3 FOLDER/jobs ;; esac
