@@ -84,7 +84,9 @@ def test_a_lost_answer_makes_no_second_array(lab: Lab, monkeypatch: pytest.Monke
 @pytest.mark.parametrize("lab", ["ssh"], indirect=True)
 def test_a_search_needs_the_kit_on_the_nodes(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kit.sweeps.search.search_requirements.argv", lambda: ("python3",))
-    search = '[sweep]\nmetric = "loss"\n[sweep.search]\ncount = 4\n[sweep.search.keys]\nenv.A = { choice = ["1", "2"] }\n'
+    search = (
+        '[sweep]\nmetric = "loss"\n[sweep.search]\ncount = 4\n[sweep.search.keys]\nenv.A = { choice = ["1", "2"] }\n'
+    )
     with pytest.raises(UsageError, match="the nodes of cluster there do not have this machine's Python"):
         sending.submit(prepared(lab, search), now=NOON)
     assert not lab.calls("jobs")
