@@ -61,7 +61,8 @@ class NewRun:
     """A run folder to make, and its job.
 
     run_dir: on the cluster. record: its manifest, without a job. fill: writes all files into a new folder. argv: of sbatch. script:
-    the text of the batch script. env: of Slurm's commands. send_links: submits the later links of a chain after its first job.
+    the text of the batch script. env: of Slurm's commands. links: how many links of a chain follow the first job
+    (chain_links.py).
     """
 
     run_dir: Path
@@ -70,7 +71,7 @@ class NewRun:
     argv: tuple[str, ...]
     script: str
     env: Mapping[str, str]
-    send_links: Callable[[int], tuple[int, ...]] = lambda _: ()
+    links: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

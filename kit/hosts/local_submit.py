@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kit.errors import UnconfirmedError
 from kit.files import hold_signals, untrusted_files
-from kit.hosts import link_py_spy, output_folders, submission, whole_folder
+from kit.hosts import chain_links, link_py_spy, output_folders, submission, whole_folder
 from kit.hosts.host import EndedRun, NewArrays, NewRun
 from kit.record import secret
 from kit.record.manifest import Manifest
@@ -32,7 +32,8 @@ def submit(run: NewRun) -> Manifest:
         # When Slurm has accepted a job, its number is always recorded in the folder, even if the user interrupts.
         with hold_signals.uninterrupted(), output_folders.folders([run.script]):
             job_id = submission.submit(run.argv, env=run.env, note=paths.submission)
-            record = record.model_copy(update={"job_id": job_id, "links": run.send_links(job_id)})
+            links = chain_links.submit(run.run_dir, job_id, run.links, env=run.env)
+            record = record.model_copy(update={"job_id": job_id, "links": links})
             record.write(paths.manifest)
             submission.confirmed(paths.submission)
     except UnconfirmedError:

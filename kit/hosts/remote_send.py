@@ -25,16 +25,16 @@ from kit.ssh.connection import LineError
 
 # Pauses before repeating a request after a broken connection, in seconds.
 _AGAIN_S = (1.0, 3.0, 9.0)
-# The program's answer for a folder that was placed and not submitted.
-_PLACED = 0
-
 
 Placing = Literal["place", "over"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Errand:
-    """The arguments of one call of submit.sh, which explains them. folder: relative to the cluster's folder of runs."""
+    """The arguments of one call of submit.sh, which explains them. folder: relative to the cluster's folder of runs.
+
+    links: of a chain, after the first job.
+    """
 
     folder: str
     kind: Literal["run", "again", "array"] | Placing
@@ -43,6 +43,7 @@ class Errand:
     right: str = "state/submitting"
     again: str = ""
     old: int = 0
+    links: int = 0
 
     @property
     def key(self) -> str:
@@ -52,8 +53,8 @@ class Errand:
     def constants(self, cluster: LoginNode) -> dict[str, object]:
         """Constants for the program."""
         words = {"RUN": self.folder, "KIND": self.kind, "SCRIPT": self.script, "RIGHT": self.right}
-        more = {"AGAIN": self.again, "OLD": self.old, "KEY": self.key, "ARGV": shell_program.Words(self.argv)}
-        return {**cluster.folders, **words, **more}
+        more = {"AGAIN": self.again, "OLD": self.old, "KEY": self.key}
+        return {**cluster.folders, **words, **more, "LINKS": self.links, "ARGV": shell_program.Words(self.argv)}
 
 
 def with_key(errand: Errand, script_text: str) -> tuple[str, ...]:
@@ -79,9 +80,9 @@ def array_errand(runs: str, sweep: str, number: int, options: Sequence[str] = ()
     return replace(made, argv=with_key(made, ""))
 
 
-def run_errand(run_id: str, argv: tuple[str, ...], text: str = "") -> Errand:
+def run_errand(run_id: str, argv: tuple[str, ...], text: str = "", *, links: int = 0) -> Errand:
     """The errand to submit a run. text: of its batch script."""
-    made = Errand(folder=run_id, kind="run", argv=argv)
+    made = Errand(folder=run_id, kind="run", argv=argv, links=links)
     return replace(made, argv=with_key(made, text))
 
 
@@ -115,14 +116,14 @@ def ask(cluster: LoginNode, errand: Errand) -> int | None:
     None without a folder or a job yet.
     """
     reply = cluster.connection.ask("submit", {**errand.constants(cluster), "SIZE": 0, "SHA": ""})
-    return _number(reply) if reply.text("result") == "submitted" else None
+    return _jobs(reply)[0] if reply.text("result") == "submitted" else None
 
 
 def until_known(
     cluster: LoginNode, errand: Errand, content: Packed | None, *, env: Mapping[str, str] | None = None
-) -> int:
-    """Do the errand. After a broken connection, ask for its result and continue from there. Returns the job's number; 0 if nothing
-    is submitted.
+) -> tuple[int, ...]:
+    """Do the errand. After a broken connection, ask for its result and continue from there. Returns the job's number, then those of
+    the links of a chain; nothing if nothing is submitted.
 
     content: None if the cluster already has the folder. JobRefusedError if sbatch refuses it, RunError if the cluster's disk does,
     LineError if the connection does not return.
@@ -155,7 +156,7 @@ def until_known(
                 send = True
                 continue
             raise LineError(f"cluster {cluster.name}: the run folder did not arrive completely", hint="submit again")
-        return _job_of(reply, said, cluster, errand)
+        return _jobs_of(reply, said, cluster, errand)
 
 
 def remove(cluster: LoginNode, folder: str) -> None:
@@ -163,13 +164,13 @@ def remove(cluster: LoginNode, folder: str) -> None:
     cluster.connection.ask("remove", {**cluster.folders, "RUN": folder})
 
 
-def _job_of(reply: Reply, said: str, cluster: LoginNode, errand: Errand) -> int:
+def _jobs_of(reply: Reply, said: str, cluster: LoginNode, errand: Errand) -> tuple[int, ...]:
     words = reply.texts.get("said", "")
     lines = "\n".join(f"  {line}" for line in (words or reply.stderr).splitlines()[-5:])
     if said == "submitted":
-        return _number(reply)
+        return _jobs(reply)
     if said == "placed":
-        return _PLACED
+        return ()
     if said == "refused":
         raise JobRefusedError(
             f"sbatch refused the job:\n{lines}", hint="nothing was submitted; 'kit render' shows its header"
@@ -186,5 +187,5 @@ def _job_of(reply: Reply, said: str, cluster: LoginNode, errand: Errand) -> int:
     )
 
 
-def _number(reply: Reply) -> int:
-    return int(reply.texts["said"].split()[0])
+def _jobs(reply: Reply) -> tuple[int, ...]:
+    return tuple(map(int, reply.texts["said"].split()))

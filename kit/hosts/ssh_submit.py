@@ -51,9 +51,9 @@ def place(host: LoginNode, run: NewRun, *, submitted: bool) -> Manifest:
         content = remote_send.packed(Path(folder_here))
     errand = Errand(folder=run_id, kind="place")
     if submitted:
-        errand = remote_send.run_errand(run_id, run.argv, run.script)
-    job_id = remote_send.until_known(host, errand, content, env=dict(run.env))
-    record = run.record.model_copy(update={"job_id": job_id or None})
+        errand = remote_send.run_errand(run_id, run.argv, run.script, links=run.links)
+    jobs = remote_send.until_known(host, errand, content, env=dict(run.env))
+    record = run.record.model_copy(update={"job_id": jobs[0], "links": jobs[1:]} if jobs else {})
     with host.mirror.changing():
         # A command that follows at once then knows the run.
         here = host.mirror.runs / run_id
@@ -76,7 +76,7 @@ def submit_arrays(host: LoginNode, sweep: NewArrays) -> dict[int, int]:
     try:
         for array in sweep.arrays:
             errand = remote_send.array_errand(str(sweep.folder.parent), name, array.number, array.options)
-            jobs[array.number] = remote_send.until_known(host, errand, None, env=dict(sweep.env))
+            (jobs[array.number],) = remote_send.until_known(host, errand, None, env=dict(sweep.env))
     except JobRefusedError:
         client.cancel_each([*jobs.values()], env=sweep.env)
         if not sweep.again:
@@ -105,7 +105,7 @@ def submit_again(host: LoginNode, run: EndedRun) -> Manifest:
         old=run.record.job_id or 0,
     )
     errand = replace(errand, argv=remote_send.with_key(errand, untrusted_files.read_text(paths.batch)))
-    job_id = remote_send.until_known(host, errand, content, env=dict(run.env))
+    (job_id,) = remote_send.until_known(host, errand, content, env=dict(run.env))
     record = record.model_copy(update={"job_id": job_id})
     with host.mirror.changing():
         record.write(paths.manifest, durable=False)

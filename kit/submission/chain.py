@@ -6,19 +6,13 @@ makes the later ones impossible, and Slurm drops them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from kit.errors import ConfigError, Fault
-from kit.files import atomic_write
-from kit.hosts import submission
+from kit.hosts.chain_links import LINK
 from kit.planning.plan import Plan, PlanFile
 from kit.planning.sbatch_header import header
 from kit.render import render
-from kit.schema.run_paths import RunPaths
-from kit.slurm import client
-
-LINK = "link.sh"
 
 
 def with_links(plan: Plan, *, file: str) -> Plan:
@@ -34,22 +28,3 @@ def with_links(plan: Plan, *, file: str) -> Plan:
         raise ConfigError.of(Fault(file=file, key="notify.by", problem=problem, hint='by = "watch"'))
     text = render(f"bin/{LINK}", {"sbatch": header(plan.text_of("batch.sh")), "run_dir": plan.run_dir})
     return replace(plan, files=(*plan.files, PlanFile(name=LINK, text=text, mode=0o755)))
-
-
-def send(plan: Plan, first: int, *, env: Mapping[str, str]) -> tuple[int, ...]:
-    """Submit the links after the first; return their job ids. If one is refused, all are cancelled."""
-    if plan.job.chain is None:
-        return ()
-    sent = [first]
-    try:
-        for _ in range(plan.job.chain.times - 1):
-            before = ":".join(map(str, sent))
-            options = ["--kill-on-invalid-dep=yes", f"--dependency=afternotok:{before}"]
-            argv = ["sbatch", "--parsable", *options, str(plan.run_dir / LINK)]
-            note = RunPaths(plan.run_dir).submission
-            sent.append(submission.submit(argv, env=env, note=note, earlier=sent))
-        atomic_write.write(RunPaths(plan.run_dir).state / "links", "".join(f"{job_id}\n" for job_id in sent))
-    except BaseException:
-        client.cancel_each(sent, env=env)
-        raise
-    return tuple(sent[1:])

@@ -35,8 +35,7 @@ def require(resolved: Resolved, earlier: Earlier | None) -> None:
             )
     if faults:
         raise ConfigError.of(*faults)
-    for what, given in (("a chain", job.chain), ("a job of your own template", resolved.template)):
-        if given is not None:
-            refuse(resolved.cluster_name, what)
+    if resolved.template is not None:
+        refuse(resolved.cluster_name, "a job of your own template")
     if earlier and (earlier.from_step is not None or earlier.node_order):
         refuse(resolved.cluster_name, "a rerun from a checkpoint")

@@ -11,7 +11,7 @@ from kit.errors import LockError, SlurmError
 from kit.hosts.host import Inputs, NeededImage, NewRun
 from kit.record import manifest, secret
 from kit.slurm import client, embedded
-from kit.submission import chain, folder, workspace
+from kit.submission import folder, workspace
 from kit.submission.prepare_run import Prepared
 
 
@@ -80,7 +80,7 @@ def new_run(prepared: Prepared, *, now: datetime | None = None, interactive: boo
         argv=made.argv,
         script=made.text_of("batch.sh"),
         env=prepared.env,
-        send_links=lambda first: chain.send(made, first, env=prepared.env),
+        links=made.job.chain.times - 1 if made.job.chain else 0,
     )
 
 

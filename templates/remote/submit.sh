@@ -3,7 +3,7 @@
 # became of a submit whose connection broke. However often it runs, and wherever it is cut off, it makes at most one job. KIND is
 # one of: run: RUN is a new run folder; again: RUN has ended, and AGAIN, relative to it, holds the new manifest; array: array AGAIN
 # of the sweep RUN; place: only the folder, nothing is submitted; over: the same into an existing folder. SCRIPT: the argument of
-# sbatch, relative to RUN. RIGHT: a folder in RUN; the process that makes it may submit. OLD: the earlier job, or 0.
+# sbatch, relative to RUN. LINKS: of a run, how many links of a chain follow its job. RIGHT: a folder in RUN; the process that makes it may submit. OLD: the earlier job, or 0.
 main() {
     kit_environment
     mkdir -p -- "$RUNS" || { result failed; return; }
@@ -75,10 +75,7 @@ send() {
     if mkdir -- "./$RUN/$RIGHT" 2>/dev/null; then
         said=$(kit_argv 2>&1 </dev/null)
         code=$?
-        # A site may print lines of its own.
-        number=$(printf '%s\n' "$said" | sed -n 's/^[[:blank:]]*\([1-9][0-9]*\)\(;[^[:blank:]]*\)\{0,1\}[[:blank:]]*$/\1/p' | sort -u)
-        # Two different numbers: only the queue tells which job is this run's.
-        case $number in *[!0-9]*) number="" ;; esac
+        number=$(job_in "$said")
         if [ "$code" -eq 0 ] && [ -n "$number" ]; then note; return; fi
         # A controller that answered too late may have accepted the job.
         tries=10
@@ -101,6 +98,51 @@ send() {
         forget
         result refused "$said"
     fi
+}
+
+# Prints the job's number in the output of sbatch. A site may print lines of its own. Nothing for two different numbers: only the queue
+# tells which job is this run's.
+job_in() {
+    printf '%s\n' "$1" | sed -n 's/^[[:blank:]]*\([1-9][0-9]*\)\(;[^[:blank:]]*\)\{0,1\}[[:blank:]]*$/\1/p' | sort -u \
+        | awk '{ number = $1 } END { if (NR == 1) print number }'
+}
+
+# Submits the later links of a chain, once: each waits until all before it have failed. If one is not submitted, all are cancelled.
+links() {
+    if ! mkdir -- "./$RUN/state/linking" 2>/dev/null; then
+        tries=20
+        while [ ! -f "./$RUN/state/links" ] && [ "$tries" -gt 0 ]; do
+            tries=$((tries - 1))
+            sleep 1
+        done
+        return 0
+    fi
+    jobs=$number
+    last=$number
+    for link in $(seq "$LINKS"); do
+        after=--dependency=afternotok:$(printf '%s' "$jobs" | tr ' ' ':')
+        said=$(sbatch --parsable --kill-on-invalid-dep=yes "$after" "$RUNS/$RUN/link.sh" 2>&1 </dev/null)
+        last=$(job_in "$said")
+        [ -n "$last" ] || last=$(link_in_queue "${jobs##* }")
+        [ -n "$last" ] || break
+        jobs="$jobs $last"
+    done
+    if [ -z "$last" ]; then
+        for link in $(printf '%s\n' "$jobs" | tr ' ' '\n' | sort -rn); do scancel "$link" 2>/dev/null; done
+        return 1
+    fi
+    printf '%s\n' "$jobs" | tr ' ' '\n' >"./$RUN/state/.links" && mv -f -- "./$RUN/state/.links" "./$RUN/state/links"
+}
+
+# link_in_queue JOB: the link that was submitted after this one, if sbatch's answer was lost.
+link_in_queue() {
+    slow "$said" || return 0
+    for try in 1 2 3 4 5 6 7 8 9 10; do
+        [ "$try" -eq 1 ] || sleep 1
+        found=$(squeue --noheader --states=all "--user=$KIT_UID" '--format=kit|%F|%o' 2>/dev/null \
+            | awk -F '|' -v "after=$1" -v "script=$RUNS/$RUN/link.sh" '$1 ~ /kit$/ && $2 + 0 > after + 0 && $3 == script { print $2; exit }')
+        [ -z "$found" ] || { echo "$found"; return; }
+    done
 }
 
 # Whether the output of sbatch means that the controller did not answer in time, and not that it refused.
@@ -133,16 +175,28 @@ in_queue() {
 
 note() {
     case $KIND in
-        array) note_array ;;
+        array)
+            jobs=$number
+            note_array
+            ;;
         *)
+            jobs=$number
+            if [ "$LINKS" -gt 0 ]; then
+                if ! links; then
+                    if slow "$said"; then result unknown "$said"; else forget; result refused "$said"; fi
+                    return
+                fi
+                jobs=$(tr '\n' ' ' <"./$RUN/state/links")
+            fi
+            later=$(printf '%s' "$jobs" | sed 's/^[0-9]* *//; s/ *$//; s/ /, /g')
             from="./$RUN/manifest.json"
             [ "$KIND" != again ] || [ ! -f "./$RUN/$AGAIN" ] || from="./$RUN/$AGAIN"
-            sed 's/^  "job_id": null\(,*\)$/  "job_id": '"$number"'\1/' "$from" >"./$RUN/.manifest.$$" \
+            sed -e 's/^  "job_id": null\(,*\)$/  "job_id": '"$number"'\1/' -e 's/^  "links": \[\]\(,*\)$/  "links": ['"$later"']\1/' "$from" >"./$RUN/.manifest.$$" \
                 && mv -f -- "./$RUN/.manifest.$$" "./$RUN/manifest.json"
             [ "$KIND" != again ] || rm -f -- "./$RUN/$AGAIN" "./$RUN/state/cancelled"
             ;;
     esac
-    result submitted "$number"
+    result submitted "$jobs"
 }
 
 # Notes the number in the record of each point that has a folder, then in the sweep's. Each file is replaced as a whole. Points without

@@ -258,7 +258,6 @@ def test_a_hostile_host_is_refused(far: Far, host: str) -> None:
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
-        (["submit", "--set", "chain.times=2"], "a chain does not work over ssh yet"),
         (["submit", "--set", "snapshot=false"], "snapshot"),
     ],
 )

@@ -34,7 +34,7 @@ class Login:
         script = f"{self.run}/batch.sh"
         constants = {
             "RUNS": str(self.run.parent), "STORE": "/nowhere", "RUN": "test-1", "KIND": "run", "SCRIPT": "batch.sh",
-            "RIGHT": "state/submitting", "AGAIN": "", "OLD": 0, "KEY": KEY, "SIZE": 0, "SHA": "",
+            "RIGHT": "state/submitting", "AGAIN": "", "OLD": 0, "LINKS": 0, "KEY": KEY, "SIZE": 0, "SHA": "",
             "ARGV": shell_program.Words(("sbatch", "--parsable", f"--comment={KEY}", script)),
         }  # fmt: skip
         text = shell_program.text("submit", constants, mark="MARK", path=str(self.bin))
