@@ -16,8 +16,6 @@ LINK = "link.sh"
 
 def submit(run_dir: Path, first: int, count: int, *, env: Mapping[str, str]) -> tuple[int, ...]:
     """Submit `count` links after the job `first`; return their job ids. If one is refused, all are cancelled."""
-    if not count:
-        return ()
     sent = [first]
     try:
         for _ in range(count):

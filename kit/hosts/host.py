@@ -76,21 +76,15 @@ class NewRun:
 
 @dataclass(frozen=True, kw_only=True)
 class NewArray:
-    """One array of a sweep. number: in the sweep. script: on the cluster, with the text `text`. options: more for sbatch.
+    """One array of a sweep. number: in the sweep. argv: of sbatch. text: of the batch script.
 
     note: the file for the note of its submit, on a cluster that is this machine.
     """
 
     number: int
-    script: Path
+    argv: tuple[str, ...]
     text: str
     note: Path
-    options: tuple[str, ...] = ()
-
-    @property
-    def argv(self) -> tuple[str, ...]:
-        """The sbatch that submits it."""
-        return ("sbatch", "--parsable", *self.options, str(self.script))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,10 +22,9 @@ def settle(host: LoginNode, asked: ClusterAnswer) -> None:
             cut.add(f"{folder}/{name.partition('/')[0]}")
     for name in sorted(cut):
         folder, _, array = name.partition("/")
-        script = f"{runs}/{folder}/batch.sh"
-        errand = (
-            array_errand(runs, folder, int(array)) if array else run_errand(folder, ("sbatch", "--parsable", script))
-        )
+        script = f"{runs}/{folder}/arrays/{array}/batch.sh" if array else f"{runs}/{folder}/batch.sh"
+        argv = ("sbatch", "--parsable", script)
+        errand = array_errand(folder, int(array), argv) if array else run_errand(folder, argv)
         remote_send.ask(host, errand)
     if cut:
         host.mirror.refresh(host.connection, host.rules)

@@ -2,23 +2,32 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from importlib import metadata
 from pathlib import Path
 
 from kit.errors import UnconfirmedError
 from kit.files import hold_signals, untrusted_files
-from kit.hosts import chain_links, link_py_spy, output_folders, submission, whole_folder
+from kit.hosts import chain_links, output_folders, submission, whole_folder
 from kit.hosts.host import EndedRun, NewArrays, NewRun
 from kit.record import secret
 from kit.record.manifest import Manifest
 from kit.schema.run_paths import RunPaths
 from kit.slurm import client
 
+# Next to the runs: programs of this machine that they share.
+_FOLDER = ".tools"
+
 
 def make_folder(run: NewRun) -> RunPaths:
     """Make a run folder. RunError when it exists or the disk refuses."""
     with whole_folder.make_whole(run.run_dir) as partial:
         run.fill(partial)
-        link_py_spy.link(partial, run.run_dir.parent)
+        _link_py_spy(partial, run.run_dir.parent)
     return RunPaths(run.run_dir)
 
 
@@ -32,7 +41,7 @@ def submit(run: NewRun) -> Manifest:
         # When Slurm has accepted a job, its number is always recorded in the folder, even if the user interrupts.
         with hold_signals.uninterrupted(), output_folders.folders([run.script]):
             job_id = submission.submit(run.argv, env=run.env, note=paths.submission)
-            links = chain_links.submit(run.run_dir, job_id, run.links, env=run.env)
+            links = chain_links.submit(run.run_dir, job_id, run.links, env=run.env) if run.links else ()
             record = record.model_copy(update={"job_id": job_id, "links": links})
             record.write(paths.manifest)
             submission.confirmed(paths.submission)
@@ -77,7 +86,7 @@ def submit_arrays(sweep: NewArrays) -> dict[int, int]:
 
 def _fill(sweep: NewArrays, folder: Path) -> None:
     for run_dir in sweep.fill(folder):
-        link_py_spy.link(run_dir, sweep.folder.parent)
+        _link_py_spy(run_dir, sweep.folder.parent)
 
 
 def submit_again(run: EndedRun) -> Manifest:
@@ -102,3 +111,48 @@ def submit_again(run: EndedRun) -> Manifest:
             secret.remove(run.run_dir)
         raise
     return record
+
+
+def _link_py_spy(run_dir: Path, runs_dir: Path) -> None:
+    """Link py-spy, the static binary that is installed with the kit (extra `stacks`), as `bin/py-spy` in the run folder, where evidence.sh runs it outside the container.
+
+    Do nothing if it is not installed.
+    """
+    try:
+        found = _kept(runs_dir)
+    except OSError:
+        # Evidence of stacks can be gathered in other ways.
+        return
+    if found is not None:
+        path = RunPaths(run_dir).bin / "py-spy"
+        path.unlink(missing_ok=True)
+        path.symlink_to(found)
+
+
+def _kept(runs_dir: Path) -> Path | None:
+    """The copy that all runs of this user share; created if it is missing. None if another user could have written it."""
+    source = Path(sys.executable).parent / "py-spy"
+    try:
+        version = metadata.version("py-spy")
+    except metadata.PackageNotFoundError:
+        return None
+    if not source.is_file():
+        return None
+    folder = runs_dir.absolute() / f"{_FOLDER}-{os.geteuid()}"
+    folder.mkdir(mode=0o755, parents=True, exist_ok=True)
+    kept = folder / f"py-spy-{version}"
+    if not _mine(folder):
+        return None
+    if not kept.exists():
+        descriptor, name = tempfile.mkstemp(dir=folder, suffix=".partial")
+        os.close(descriptor)
+        shutil.copyfile(source, name)
+        new = Path(name)
+        new.chmod(0o555)
+        new.replace(kept)
+    return kept if _mine(kept) else None
+
+
+def _mine(path: Path) -> bool:
+    found = path.lstat()
+    return found.st_uid == os.geteuid() and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)

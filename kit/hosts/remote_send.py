@@ -12,7 +12,7 @@ import io
 import sys
 import tarfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
@@ -63,16 +63,13 @@ def with_key(errand: Errand, script_text: str) -> tuple[str, ...]:
     return argv if "--comment" in script_text else (*argv[:-1], f"--comment={errand.key}", argv[-1])
 
 
-def array_errand(runs: str, sweep: str, number: int, options: Sequence[str] = ()) -> Errand:
-    """The errand to submit one array of a sweep whose folder is on the cluster.
-
-    runs: the cluster's folder of runs. options: more for sbatch.
-    """
+def array_errand(sweep: str, number: int, argv: tuple[str, ...]) -> Errand:
+    """The errand to submit one array of a sweep whose folder is on the cluster."""
     script = f"arrays/{number}/batch.sh"
     made = Errand(
         folder=sweep,
         kind="array",
-        argv=("sbatch", "--parsable", *options, f"{runs}/{sweep}/{script}"),
+        argv=argv,
         script=script,
         right=f"arrays/{number}/submitting",
         again=str(number),

@@ -75,7 +75,7 @@ def submit_arrays(host: LoginNode, sweep: NewArrays) -> dict[int, int]:
     jobs: dict[int, int] = {}
     try:
         for array in sweep.arrays:
-            errand = remote_send.array_errand(str(sweep.folder.parent), name, array.number, array.options)
+            errand = remote_send.array_errand(name, array.number, array.argv)
             (jobs[array.number],) = remote_send.until_known(host, errand, None, env=dict(sweep.env))
     except JobRefusedError:
         client.cancel_each([*jobs.values()], env=sweep.env)

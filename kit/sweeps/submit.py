@@ -54,7 +54,7 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
         made.write(SweepPaths(root))
         return writer.written
 
-    return _send(prepared, made, arrays, after, fill, undo=lambda: whole_folder.remove(prepared.folder))
+    return _send(prepared, made, arrays, fill, undo=lambda: whole_folder.remove(prepared.folder))
 
 
 def resubmit(
@@ -90,7 +90,7 @@ def resubmit(
             whole_folder.remove(leftover)
         before.write(paths)
 
-    return _send(prepared, made, arrays, {}, fill, undo=undo, again=True)
+    return _send(prepared, made, arrays, fill, undo=undo, again=True)
 
 
 def _require(prepared: PreparedSweep, arrays: Iterable[Array], after: After) -> None:
@@ -109,7 +109,6 @@ def _send(
     prepared: PreparedSweep,
     made: SweepRecord,
     arrays: Sequence[Array],
-    after: After,
     fill: Callable[[Path], Sequence[Path]],
     *,
     undo: Callable[[], None],
@@ -122,12 +121,11 @@ def _send(
         arrays=[
             NewArray(
                 number=array.number,
-                script=array.script,
+                argv=sent.argv,
                 text=array.text,
                 note=SweepPaths.submission(array.folder),
-                options=tuple(after.get(array.number, ())),
             )
-            for array in arrays
+            for array, sent in zip(arrays, made.arrays[-len(arrays) :], strict=True)
         ],
         env=prepared.first.env,
         note=lambda jobs: record.note_jobs(made.with_jobs(jobs), jobs, prepared.folder),
