@@ -19,7 +19,7 @@ from kit.record.manifest import Manifest
 from kit.schema.run_paths import RunPaths
 from kit.slurm import client
 
-# Next to the runs: programs of this machine that they share.
+# Next to the runs: py-spy's binary, which they share.
 _FOLDER = ".tools"
 
 
@@ -114,9 +114,9 @@ def submit_again(run: EndedRun) -> Manifest:
 
 
 def _link_py_spy(run_dir: Path, runs_dir: Path) -> None:
-    """Link py-spy, the static binary that is installed with the kit (extra `stacks`), as `bin/py-spy` in the run folder, where evidence.sh runs it outside the container.
+    """Link py-spy as `bin/py-spy` in the run folder, where evidence.sh runs it outside the container.
 
-    Do nothing if it is not installed.
+    It is a static binary, installed with the kit (extra `stacks`). Do nothing if it is not installed.
     """
     try:
         found = _kept(runs_dir)
