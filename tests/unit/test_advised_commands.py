@@ -5,6 +5,8 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -28,21 +30,25 @@ def text_of(node: ast.expr) -> str:
     return ""
 
 
-def advice(source: str) -> Iterator[tuple[int, str]]:
-    """All strings of a module that are not a docstring and have a command of the kit."""
-    tree = ast.parse(source)
-    inner = {id(one) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for one in ast.walk(node)} - {
-        id(node) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)
-    }
-    said = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in inner | said and "kit " in text_of(node):
-            yield node.lineno, text_of(node)
+@cache
+def advice(path: Path) -> list[tuple[int, str]]:
+    """All strings of a module that are not a docstring and have a command of the kit, each with its line."""
+    nodes = [*ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    inner = {id(one) for node in nodes if isinstance(node, ast.JoinedStr) for one in node.values}
+    inner |= {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
+    strings = [node for node in nodes if isinstance(node, ast.Constant | ast.JoinedStr) and id(node) not in inner]
+    return [(node.lineno, text) for node in strings if "kit " in (text := text_of(node))]
+
+
+@cache
+def whole() -> Any:
+    """Typer makes a command of its own at each call."""
+    return typer.main.get_command(app)
 
 
 def command(words: list[str]) -> tuple[Any, list[str]]:
     """The command that the first words name, and the words after it."""
-    found: Any = typer.main.get_command(app)
+    found: Any = whole()
     while words and hasattr(found, "list_commands") and words[0] in found.list_commands(None):
         found, words = found.get_command(None, words[0]), words[1:]
     return found, words
@@ -69,7 +75,7 @@ def test_advised_options_exist(room: str) -> None:
     place = REPO / "kit" / room
     bad = []
     for path in [place] if place.is_file() else sorted(place.rglob("*.py")):
-        for number, text in advice(path.read_text(encoding="utf-8")):
+        for number, text in advice(path):
             bad += [
                 f"{path.relative_to(REPO)}:{number}: {line}: {said}" for line in lines(text) if (said := wrong(line))
             ]
@@ -92,4 +98,4 @@ def test_a_wrong_option_is_seen(said: str, option: str) -> None:
 
 def test_many_lines_are_looked_at() -> None:
     files = (REPO / "kit").rglob("*.py")
-    assert sum(1 for path in files for _, text in advice(path.read_text("utf-8")) for _ in lines(text)) > 250
+    assert sum(1 for path in files for _, text in advice(path) for _ in lines(text)) > 250
