@@ -14,7 +14,7 @@ import jinja2
 from jinja2 import meta
 
 from kit.errors import ConfigError, Fault, nearest
-from kit.planning import foreign_script, parts, site_shell, step_tables, steps, template_sandbox
+from kit.planning import foreign_script, parts, site_shell, steps, template_sandbox
 from kit.planning.decisions import Decisions
 from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
 from kit.render import configured, render
@@ -118,7 +118,7 @@ def _steps(made: Decisions) -> dict[str, Any]:
     return {
         "step_argv": steps.role_step(made, made.main),
         "roles": [{"facts": r.facts(), "env": r.env(), "argv": steps.role_step(made, r)} for r in made.roles],
-        "step_groups": step_tables.step_groups(made),
+        "step_groups": steps.step_groups(made),
         "signal_argv": steps.signal_step(made),
         "evidence_argv": steps.evidence_step(made),
         "monitor_argv": steps.monitor_step(made),

@@ -10,7 +10,6 @@ import pytest
 from kit import shell
 from kit.planning import steps
 from kit.planning.plan import Plan
-from kit.planning.step_tables import step_groups
 from kit.schema.own_batch_script import MARK
 from tests.golden.cases import CASES, planned
 from tests.support import plan_of, write_job
@@ -80,7 +79,7 @@ def with_groups(folder: Path, names: Sequence[str]) -> Plan:
 
 def test_roles_of_the_same_program_are_a_group_and_one_of_another_is_not(tmp_path: Path) -> None:
     plan = with_groups(tmp_path, ["a-b", "c", "d-e-f"])
-    assert [(group.number, group.last) for group in step_groups(plan.decisions)] == [(0, 0), (1, 3)]
+    assert [(group.number, group.last) for group in steps.step_groups(plan.decisions)] == [(0, 0), (1, 3)]
 
 
 def test_one_more_group_is_one_more_line(tmp_path: Path) -> None:
