@@ -25,7 +25,7 @@ from kit.schema.run_paths import RunPaths
 from kit.ssh import run_folder_mirror as mirrors
 
 _REMOVED = ".removed-"
-# The part of a run's id, and of a sweep's, that is the same in no other (run_ids.new_run_id).
+# The part of a run's id, and of a sweep's, that is the same in no other (prepare_run.new_run_id).
 _OWN_PART = re.compile(rb"\d{8}-\d{6}-[0-9a-f]{4}")
 _DAY_S = 24 * 3600.0
 

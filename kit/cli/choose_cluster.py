@@ -18,13 +18,11 @@ ANY = "any"
 _PATIENCE_S = 30.0
 
 
-def chosen(job: Path, cluster: str | None, *, overrides: list[str], containers: bool) -> str | None:
-    """The name of the chosen cluster.
+def chosen(job: Path, cluster: str, *, overrides: list[str], containers: bool) -> str:
+    """The name of the chosen cluster. cluster: ANY, or several names with commas.
 
     Clusters that do not answer in time, or refuse the job, are reported; ConfigError if all do.
     """
-    if cluster is None or (cluster != ANY and "," not in cluster):
-        return cluster
     from kit.errors import UsageError
     from kit.forecast import answers
 

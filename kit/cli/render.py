@@ -101,7 +101,8 @@ def prepare_asked(
     else:
         asked = _pair(job, cluster, overrides=overrides, containers=containers)
     if asked is None:
-        cluster = choose_cluster.chosen(job, cluster, overrides=overrides, containers=containers)
+        if cluster is not None and (cluster == choose_cluster.ANY or "," in cluster):
+            cluster = choose_cluster.chosen(job, cluster, overrides=overrides, containers=containers)
         asked = stages.prepare_job(job, cluster=cluster, overrides=overrides, containers=containers, debug=debug)
     show_arguments(jobs_of(asked))
     show_warnings(jobs_of(asked))

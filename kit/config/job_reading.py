@@ -213,7 +213,8 @@ class Sources:
 
     @cached_property
     def _site_parts(self) -> tuple[SitePart, ...]:
-        return read_site_parts(self.place, self.cluster.path, self._files[1])
+        asked = self.place.parts.folder is not None
+        return read_site_parts(self.place, self.cluster.path, self._files[1]) if asked else ()
 
     @cached_property
     def _job_dir(self) -> Path:
@@ -235,7 +236,7 @@ def read_job(
 
     cluster: a name of clusters/, default 'local'. overrides: 'a.b=c' each; c is TOML, or text if it is not valid TOML.
     """
-    if script_header.is_script(job_file):
+    if job_file.suffix != ".toml" and script_header.is_script(job_file):
         files: tuple[Layer, ...] = ((script_header.job_of_script(job_file), shown(job_file)),)
         return _read(files, job_file, cluster=cluster, overrides=overrides, project=project)
     files = job_files(job_file)

@@ -26,14 +26,9 @@ _SEVERAL = ("a heterogeneous job has several headers, and a run has one", "[role
 
 
 def is_script(path: Path) -> bool:
-    """Whether a path in place of a job file is a batch script: a file without the suffix .toml that begins as one, or has options
-    for sbatch."""
+    """Whether a path in place of a job file is a batch script: a file that begins as one, or has options for sbatch."""
     try:
-        return (
-            path.suffix != ".toml"
-            and path.is_file()
-            and is_batch_text(untrusted_files.read_text(path, most=_MOST_BYTES))
-        )
+        return path.is_file() and is_batch_text(untrusted_files.read_text(path, most=_MOST_BYTES))
     except OSError:
         return False
 

@@ -82,7 +82,10 @@ class Duration:
 
 @dataclass(frozen=True, kw_only=True)
 class Outlook:
-    """The known facts about a job. checkpoint: bytes of one. limit: seconds; None for no limit."""
+    """The known facts about a job.
+
+    checkpoint: bytes of one, if known. keep: the number of them, 0 if their size is not known. limit: seconds; None for no limit.
+    """
 
     file: str
     fit: Fit | None
@@ -107,7 +110,7 @@ def look(prepared: Prepared) -> Outlook:
         file=made.decisions.resolved.job_file,
         fit=_fit(prepared, program, earlier) if program else None,
         checkpoint=size,
-        keep=made.job.checkpoint.keep or gpt_program_options.read_default_keep(),
+        keep=made.job.checkpoint.keep or (gpt_program_options.read_default_keep() if size else 0),
         room=free_space.under(folder, env=prepared.env) if size and prepared.host.shares_files else None,
         duration=_duration(program, earlier),
         limit=60 * minutes(limit) or None if limit else None,

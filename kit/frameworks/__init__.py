@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping
 from importlib import import_module
-from typing import cast, get_args
+from typing import cast
 
 from kit.allocation import Allocation
 from kit.config import Resolved
+from kit.config.program_arguments import PLACE, is_value, values_of
 from kit.errors import ConfigError, Fault
-from kit.frameworks import launcher_program_options, own_options, program_parallelism, program_releases
+from kit.frameworks import launcher_program_options, program_parallelism, program_releases
 from kit.frameworks.base import Extra, Framework
-from kit.schema.job import Job
-from kit.schema.launcher import FrameworkName, Launcher
+from kit.schema.job import FRAMEWORK_TABLES, Job
+from kit.schema.launcher import Launcher
 
 __all__ = ["Extra", "Framework", "get", "options_read", "prepare", "resources"]
 
@@ -31,8 +33,9 @@ def prepare(resolved: Resolved, allocation: Allocation, packages: Mapping[str, s
     job, launcher = resolved.job, resolved.launcher
     framework = get(launcher.framework) if launcher.framework else None
     faults = [*_tables_of_other_frameworks(job, framework), *_too_many_ranks(job, launcher, allocation)]
-    faults += program_releases.faults(job, launcher, packages)
-    job = program_releases.with_release(job, launcher, packages)
+    if launcher.releases_of(job) is not None:
+        faults += program_releases.faults(job, launcher, packages)
+        job = program_releases.with_release(job, launcher, packages)
     if job.is_launchers:
         faults += launcher_program_options.faults_of(resolved)
         faults += program_parallelism.faults(job, launcher, allocation)
@@ -41,7 +44,7 @@ def prepare(resolved: Resolved, allocation: Allocation, packages: Mapping[str, s
     if faults:
         raise ConfigError.of(*faults, file=resolved.job_file)
     extra = framework.prepare(job, launcher, allocation) if framework else Extra()
-    if faults := [*own_options.written_twice(resolved, extra, framework.tables if framework else ())]:
+    if faults := [*_options_written_twice(resolved, extra, framework.tables if framework else ())]:
         raise ConfigError.of(*faults)
     return extra
 
@@ -49,11 +52,33 @@ def prepare(resolved: Resolved, allocation: Allocation, packages: Mapping[str, s
 def _tables_of_other_frameworks(job: Job, framework: Framework | None) -> Iterator[Fault]:
     """Refuse tables that only other frameworks read: they would have no effect, and the author of the job expects one."""
     own = framework.tables if framework else ()
-    known = dict.fromkeys(table for name in get_args(FrameworkName) for table in get(name).tables)
-    for key in known:
+    for key in FRAMEWORK_TABLES:
         if key not in own and getattr(job, key) is not None:
             problem = f"launcher {job.launcher!r} does not read this table: options of its program go into args"
             yield Fault(key=key, problem=problem, hint=f"remove [{key}]")
+
+
+def _options_written_twice(resolved: Resolved, extra: Extra, tables: tuple[str, ...]) -> Iterator[Fault]:
+    """A fault for each option of the words after `--` that the kit writes from a table of the job."""
+    written = {word.partition("=")[0] for word in extra.args if not is_value(word)}
+    for option in sorted(written & resolved.words.options):
+        key = next(iter(_keys_of_option(resolved, option, tables)), None)
+        if key is None:
+            problem, hint = "the kit writes this option itself", f"leave {option} out"
+        else:
+            problem = f"the kit writes this option, from {key}"
+            value = " ".join(values_of(resolved.words, option)) or "true"
+            hint = f"--set {shlex.quote(f'{key}={value}')}"
+        yield Fault(file=PLACE, key=option, problem=problem, hint=hint)
+
+
+def _keys_of_option(resolved: Resolved, option: str, tables: tuple[str, ...]) -> Iterator[str]:
+    """The key of the job with the option's name."""
+    name = option.lstrip("-").rpartition(".")[2].replace("-", "_")
+    for table in tables:
+        model = getattr(resolved.job, table)
+        given = model.model_dump() if hasattr(model, "model_dump") else model or {}
+        yield from (f"{table}.{key}" for key in given if key.replace("-", "_") == name)
 
 
 def _too_many_ranks(job: Job, launcher: Launcher, allocation: Allocation) -> Iterator[Fault]:

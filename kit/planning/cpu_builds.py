@@ -16,9 +16,7 @@ _OTHER_GPU_PACKAGES = ("cupy-", "jax-cuda", "jax-rocm", "nvidia-cublas", "nvidia
 
 
 def check(made: Decisions) -> None:
-    """ConfigError for each image with a CPU build of torch in which ranks would get GPUs. Only an image with a lock is checked."""
-    if not made.has_gpus:
-        return
+    """ConfigError for each image with a CPU build of torch, in a job whose ranks get GPUs. Only an image with a lock is checked."""
     faults = {fault.key: fault for fault in _faults(made)}
     if faults:
         raise ConfigError.of(*faults.values(), file=made.resolved.job_file)

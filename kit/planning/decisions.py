@@ -50,6 +50,12 @@ class Decisions:
         return own and "torch" in self.resolved.launcher.required(self.job)
 
     @property
+    def runs_commands(self) -> bool:
+        """Whether ranks run a command or a module, which may be any program, and not a script."""
+        of_roles = any(placed.role.command is not None for placed in self.roles)
+        return of_roles or self.job.command is not None or self.job.module is not None
+
+    @property
     def runtime(self) -> Runtime:
         """The container runtime."""
         return runtimes.get(self.job.container.runtime)

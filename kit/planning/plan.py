@@ -176,8 +176,10 @@ def decide(
     made = Decisions(
         resolved=resolved, site=site, allocation=allocation, extra=extra, roles=roles, paths=paths, pins=pins
     )
-    cpu_builds.check(made)
-    nested_launchers.check(made)
+    if made.has_gpus:
+        cpu_builds.check(made)
+    if made.runs_commands:
+        nested_launchers.check(made)
     parts.check(made)
     return made
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from kit.errors import ConfigError, Fault
-from kit.planning import command_size
 from kit.planning.decisions import Decisions
 from kit.planning.placement import RolePlacement
 from kit.render import render
+from kit.schema.job import MOST_BYTES_OF_A_STRING
 from kit.schema.roles import Role, filled
 from kit.schema.run_paths import CONTAINER_RUN
 
@@ -18,6 +18,12 @@ _DEBUGGED = {"NCCL_DEBUG": "INFO"}
 # Enroot starts a login shell, whose /etc/profile resets PATH, and it drops these locale variables (docs/internals/learnt.md#pyxis).
 # The worker sets the image's values again.
 _LOST_ENV = ("PATH", "LANG", "LC_ALL")
+# A quarter of the stack's limit, which is 8 MiB by default, for all strings and a pointer to each (execve(2)).
+MOST_BYTES = 2 << 20
+# Left to what Slurm, the container and the kit itself put into a rank's environment.
+OTHERS_BYTES = 256 << 10
+_POINTER = 8
+_FILE_HINT = "write the long values into a file beside the job file, and pass its path"
 
 
 def worker(made: Decisions, placed: RolePlacement) -> str:
@@ -135,7 +141,37 @@ def _text(
 ) -> str:
     job, env = made.job, program_env(made, role.env, gpus=role.gpus != ())
     ranks = [word for pair in (rank_args or {}).items() for word in pair]
-    command_size.check([*words, *ranks], env, file=made.resolved.job_file)
+    check_size([*words, *ranks], env, file=made.resolved.job_file)
     variables = {"program": words, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": ranks}
     memory = bool(job.checkpoint.memory_every)
     return render("data/program.sh", {**variables, "warm": warm, "keep": keep, "memory": memory})
+
+
+def check_size(words: Sequence[str], env: Mapping[str, str], *, file: str) -> None:
+    """Refuse a program that Linux would not start: execve(2) fails on the nodes with E2BIG.
+
+    ConfigError if the program's arguments and variables are too long for one string, or too many for one program.
+    """
+    sizes = [("args", word, _size(word)) for word in words]
+    sizes += [(f"env.{name}", name, _size(f"{name}={value}")) for name, value in env.items()]
+    faults = [
+        Fault(
+            key=key,
+            problem=f"{size:,} bytes are more than Linux passes in one string ({MOST_BYTES_OF_A_STRING:,})",
+            hint=_FILE_HINT,
+        )
+        for key, _, size in sizes
+        if size > MOST_BYTES_OF_A_STRING
+    ]
+    total, most = sum(size + _POINTER for _, _, size in sizes), MOST_BYTES - OTHERS_BYTES
+    if total > most and not faults:
+        larger = "env" if sum(size for key, _, size in sizes if key != "args") * 2 > total else "args"
+        given, limit = f"{total / 1e6:.2f} MB", f"{most / 1e6:.2f} MB"
+        problem = f"the program's arguments and variables are {given}; Linux passes {limit} beside those of Slurm"
+        faults = [Fault(key=larger, problem=problem, hint=_FILE_HINT)]
+    if faults:
+        raise ConfigError.of(*faults, file=file)
+
+
+def _size(text: str) -> int:
+    return len(text.encode(errors="surrogateescape")) + 1

@@ -103,6 +103,8 @@ def _interpreter(value: str) -> str:
 
 
 # Tables of shell lines beside the ranks.
+# Tables that only the frameworks of that name read.
+FRAMEWORK_TABLES = ("deepspeed", "diloco", "megatron", "rl", "sft")
 LINES_TABLES = ("once", "per_node", "after")
 
 

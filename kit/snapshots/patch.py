@@ -12,13 +12,11 @@ from kit.snapshots.scan import Scan
 
 
 def against_commit(done: Scan) -> str:
-    """The difference of tracked and added files; empty if there is none, or if there is no commit or no git.
+    """The difference of tracked and added files; empty if there is none, or if there is no commit.
 
     Nothing in the repository is written: added files are registered in a copy of git's index, without storing their contents as
     objects.
     """
-    if not done.by_git:
-        return ""
     try:
         places = ("--path-format=absolute", "--git-path", "index", "--git-path", "objects")
         git_index, objects = map(Path, _git(done.folder, "rev-parse", *places).split("\n")[:2])

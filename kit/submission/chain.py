@@ -16,9 +16,7 @@ from kit.render import render
 
 
 def with_links(plan: Plan, *, file: str) -> Plan:
-    """The plan, with a script for the later links if its job is a chain."""
-    if plan.job.chain is None:
-        return plan
+    """The plan of a chain, with a script for the later links."""
     if plan.job.secrets.env or plan.job.secrets.file:
         problem = "a chain cannot have secrets: they are removed when its first link ends"
         # A requeued job keeps its memory of failures from one start to the next.

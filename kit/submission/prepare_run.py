@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +18,6 @@ from kit.hosts.host import Host, UserFacts
 from kit.planning import site_shell
 from kit.planning.plan import Plan, plan
 from kit.planning.plan_inputs import Site
-from kit.record import run_ids
 from kit.schema.image_choice import is_reference
 from kit.schema.job import Job
 from kit.slurm import client, embedded
@@ -147,7 +147,7 @@ def prepare_resolved(
         pyxis = client.has_pyxis(env=env)
     locks = (lock_of(resolved, earlier), role_locks_of(resolved, earlier)) if containers else (None, {})
     # Two submits of a job may happen in the same second, so the name has a random suffix.
-    run_id = run_id or run_ids.new_run_id(resolved.job.name, now or datetime.now(UTC))
+    run_id = run_id or new_run_id(resolved.job.name, now or datetime.now(UTC))
     site = _site(facts, run_id, seed=seed, pyxis=pyxis, containers=containers)
     kept = earlier.snapshot(site.runs_dir, uid=facts.uid) if earlier else None
     scan = None if kept else workspace.read(resolved, host.path_here(site.run_dir).parent)
@@ -156,7 +156,8 @@ def prepare_resolved(
     made = plan(resolved, locks[0], site, role_locks=locks[1])
     if earlier:
         made = earlier.amended(made)
-    made = chain.with_links(made, file=resolved.job_file)
+    if made.job.chain is not None:
+        made = chain.with_links(made, file=resolved.job_file)
     if host.shares_files and site_shell.carried(made.decisions):
         env |= site_shell.environment(os.environ)
     program_check.require(made, scan, folder=earlier.folder if earlier else None)
@@ -229,7 +230,12 @@ def _site(facts: UserFacts, run_id: str, *, seed: int | None, pyxis: bool, conta
         home=facts.home,
         data=facts.data,
         store=facts.store,
-        seed=run_ids.new_seed() if seed is None else seed,
+        seed=secrets.randbits(31) if seed is None else seed,
         pyxis=pyxis,
         containers=containers,
     )
+
+
+def new_run_id(name: str, now: datetime) -> str:
+    """The id of a new run of a job: its name, the time in UTC, and two random bytes."""
+    return f"{name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"

@@ -108,7 +108,7 @@ def fill(plan: Plan, run_dir: Path) -> None:
 
 def patch(done: Scan | None) -> str:
     """The difference from its commit; empty if there is none, or no commit."""
-    return patching.against_commit(done) if done else ""
+    return patching.against_commit(done) if done and done.by_git else ""
 
 
 def record(done: Scan | None, resolved: Resolved, *, patch: bool) -> Workspace:

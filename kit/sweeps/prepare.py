@@ -20,9 +20,9 @@ from kit.schema import slurm_filename_pattern
 from kit.schema.image import ImageLock
 from kit.schema.sweep import Sweep
 from kit.schema.wrong_value_messages import shown
+from kit.slurm import client
 from kit.submission import prepare_run, program_check
 from kit.submission.prepare_run import Prepared
-from kit.sweeps.array_limits import max_array
 from kit.sweeps.arrays import Array, group
 from kit.sweeps.points.expand import Expansion, Point, expand
 from kit.sweeps.points.grouped_faults import Gathered, clash, of_points
@@ -68,8 +68,12 @@ class PreparedSweep:
 
     @cached_property
     def _max_array(self) -> int:
+        """The smallest limit of an array: the cluster's file, the QOS rows in use, and the controller if it can be asked."""
         # The controller is asked once for a sweep: for the arrays that are shown, and for those that are submitted.
-        return max_array(self.first, (kind.qos for kind in set(self.kinds)))
+        cluster = self.first.resolved.cluster
+        rows = [cluster.qos[name] for name in {kind.qos for kind in self.kinds} if name in cluster.qos]
+        asked = client.max_array_size(env=self.first.env)
+        return min(limit for limit in (cluster.max_array, asked, *(row.max_array for row in rows)) if limit is not None)
 
     def arrays(self, points: Sequence[int] | None = None, *, first: int = 0) -> tuple[Array, ...]:
         """The arrays for submitting these points (default: all). first: the number of the first array."""

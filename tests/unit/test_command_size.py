@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit.errors import ConfigError
-from kit.planning import command_size
+from kit.planning import rank_files
 from kit.schema.job import MOST_BYTES_OF_A_STRING
 from tests.support import plan_of, write_job
 
@@ -29,17 +29,17 @@ def starts(words: list[str], env: dict[str, str]) -> bool:
 
 def test_the_limits_are_linuxs_own() -> None:
     longest = "x" * (MOST_BYTES_OF_A_STRING - 1)
-    command_size.check(["/bin/true", longest], {}, file="job.toml")
+    rank_files.check_size(["/bin/true", longest], {}, file="job.toml")
     assert starts(["/bin/true", longest], {})
     with pytest.raises(ConfigError, match="args: 131,073 bytes are more than Linux passes in one string"):
-        command_size.check(["/bin/true", f"{longest}x"], {}, file="job.toml")
+        rank_files.check_size(["/bin/true", f"{longest}x"], {}, file="job.toml")
     assert not starts(["/bin/true", f"{longest}x"], {})
 
 
 def test_what_is_allowed_leaves_room_for_slurms_variables() -> None:
-    most = command_size.MOST_BYTES - command_size.OTHERS_BYTES
+    most = rank_files.MOST_BYTES - rank_files.OTHERS_BYTES
     env = {f"A{n:04}": "x" * (1024 - 8 - len("A0000=") - 1) for n in range(most // 1024)}
-    command_size.check([], env, file="job.toml")
+    rank_files.check_size([], env, file="job.toml")
     slurms = {f"SLURM_{n}": "x" * 1000 for n in range(200)}
     assert starts(["/bin/true"], {**env, **slurms})
 

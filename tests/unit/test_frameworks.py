@@ -13,6 +13,7 @@ from kit import config, frameworks
 from kit.errors import ConfigError
 from kit.frameworks import deepspeed
 from kit.planning.plan import Plan, plan
+from kit.schema.job import FRAMEWORK_TABLES
 from kit.schema.launcher import FrameworkName, Launcher
 from tests.support import REPO, make_lock, make_site, plan_of, write_job
 
@@ -298,6 +299,11 @@ def megatron_plan(tmp_path: Path, table: dict[str, Any], **keys: Any) -> str:
 
 
 TABLES = sorted({table for name in get_args(FrameworkName) for table in frameworks.get(name).tables})
+
+
+def test_the_tables_that_only_a_framework_reads_are_named() -> None:
+    """So no framework is imported for a job without any of them."""
+    assert set(TABLES) == set(FRAMEWORK_TABLES)
 
 
 @pytest.mark.parametrize("launcher", sorted(path.parent.name for path in (REPO / "launchers").glob("*/launcher.toml")))

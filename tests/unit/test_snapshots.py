@@ -380,7 +380,7 @@ def test_the_patch_makes_the_workspace_of_the_commit(repo: Path, tmp_path: Path)
     (tmp_path / "p").write_text(text)
     git(tmp_path / "clone", "apply", "../p")
     assert taken(tmp_path / "clone").tree.hash == taken(repo).tree.hash
-    assert patch.against_commit(taken(write(tmp_path / "plain", {"a": ""}))) == ""
+    assert workspace.patch(taken(write(tmp_path / "plain", {"a": ""}))) == ""
 
 
 def test_a_clean_workspace_has_no_patch(repo: Path) -> None:
