@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import pytest
+
 from tests.scripts.test_libraries import bash
+from tests.support import REPO
 
 PARTS = """KIT_PARTS=(a b)
 a::begun() { echo "a $*"; return 3; }
@@ -29,3 +35,9 @@ def test_a_required_phase_ends_at_the_first_part_that_fails() -> None:
 
 def test_a_question_is_answered_by_the_first_part_that_says_yes() -> None:
     assert bash(f"{PARTS}parts::any held yes; echo $?; parts::any held no; echo $?", "parts") == ["0", "1"]
+
+
+@pytest.mark.parametrize("path", sorted(REPO.glob("templates/parts/*/part.sh")), ids=lambda path: path.parent.name)
+def test_the_variables_of_a_part_are_global(path: Path) -> None:
+    """The batch script sources it in a function, where a plain `declare` makes a variable that is gone afterwards."""
+    assert re.findall(r"^(?:declare|typeset) (?!-\w*[gp]).*", path.read_text(encoding="utf-8"), re.MULTILINE) == []

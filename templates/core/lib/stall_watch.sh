@@ -57,35 +57,21 @@ stall_watch::judge() {
 # stall_watch::loop BATCH SINCE
 stall_watch::loop() {
     local -r batch="$1" since="$2"
-    local -i status begun=0 number=0 least=0 told=0 took tick=stall_watch_tick
-    local seconds=0 said furthest="" before="" rule role rank node step phase idle waiting count others
-    trap '' TERM USR1 USR2 INT HUP
+    # The alarm: since when, its number, how long the ranks had been idle. least: seconds before which there is no other one.
+    local -i begun=0 number=0 told=0 least=0 tick=stall_watch_tick
+    local seconds=0 furthest="" before="" rule role rank node step phase idle waiting count others
     local fd
+    trap '' TERM USR1 USR2 INT HUP
     for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}"; do
         [[ -z "${fd}" ]] || exec {fd}>&-
     done
     [[ "${KIT_STALL}" == auto ]] || seconds="${KIT_STALL}"
     ((KIT_NODES <= stall_watch_wide)) || tick=stall_watch_tick_wide
-    while true; do
-        IFS= read -r -t "${tick}" _
-        status=$?
-        # read: a status above 128 is a time-out; any other failure is the end of the pipe.
-        ((status > 128)) || return 0
+    while stall_watch::pause "${tick}"; do
         stall_watch::say_taken
-        said="$(stall_watch::judge "${since}" "${seconds}" "${least}")"
-        { read -r _ furthest; rule=""; read -r rule role rank node step phase idle waiting count others; } <<<"${said}"
-        parts::call judge_stall
-        # A rank's report may hold any text.
-        numbers::keep idle
+        stall_watch::look
         if [[ -z "${rule}" ]]; then
-            if ((begun)); then
-                # The alarm was wrong, or the ranks have recovered. What took this long may take this long again.
-                took=$((EPOCHSECONDS - begun + told))
-                ((2 * took < least)) || least=$((2 * took))
-                log::info "the ranks continue, at step ${furthest/#-/unknown}; from now on it takes ${least} s to call them stalled"
-                events::record progress number "${number}" step "${furthest}"
-                begun=0
-            fi
+            ((!begun)) || stall_watch::withdraw
         elif ((!begun)); then
             begun=EPOCHSECONDS told=idle before="${furthest}"
             number="$(stall_watch::next)"
@@ -95,13 +81,46 @@ stall_watch::loop() {
             # Some rank makes progress, so the patience starts again.
             begun=EPOCHSECONDS told=idle before="${furthest}"
         elif ((EPOCHSECONDS - begun >= KIT_PATIENCE)) && [[ "${KIT_ON_STALL}" != report && "${rule}" != @(stalled-silent|observed-slow) ]]; then
-            printf '%s %s %s %d\n' "${role}" "${node}" "${others}" "${idle}" >"${stall_watch_file}.new"
-            mv -f -- "${stall_watch_file}.new" "${stall_watch_file}"
-            kill -USR2 "${batch}" 2>/dev/null
-            # The batch script ends the step within seconds. A second request would hit the next step.
-            begun=EPOCHSECONDS
+            stall_watch::ask_for_end
         fi
     done
+}
+
+# stall_watch::pause SECONDS: waits. Returns 1 at the end of the pipe.
+stall_watch::pause() {
+    local -i status
+    IFS= read -r -t "$1" _
+    status=$?
+    # read: a status above 128 is a time-out; any other failure is the end of the pipe.
+    ((status > 128))
+}
+
+# Sets the loop's furthest, and its rule and the fields of an alarm, if there is one.
+stall_watch::look() {
+    local said
+    said="$(stall_watch::judge "${since}" "${seconds}" "${least}")"
+    { read -r _ furthest; rule=""; read -r rule role rank node step phase idle waiting count others; } <<<"${said}"
+    parts::call judge_stall
+    # A rank's report may hold any text.
+    numbers::keep idle
+}
+
+# The loop's alarm was wrong, or the ranks have recovered. What took this long may take this long again.
+stall_watch::withdraw() {
+    local -i took=$((EPOCHSECONDS - begun + told))
+    ((2 * took < least)) || least=$((2 * took))
+    log::info "the ranks continue, at step ${furthest/#-/unknown}; from now on it takes ${least} s to call them stalled"
+    events::record progress number "${number}" step "${furthest}"
+    begun=0
+}
+
+# Tells the batch script to end the step of the loop's alarm.
+stall_watch::ask_for_end() {
+    printf '%s %s %s %d\n' "${role}" "${node}" "${others}" "${idle}" >"${stall_watch_file}.new"
+    mv -f -- "${stall_watch_file}.new" "${stall_watch_file}"
+    kill -USR2 "${batch}" 2>/dev/null
+    # The batch script ends the step within seconds. A second request would hit the next step.
+    begun=EPOCHSECONDS
 }
 
 # Reports nodes on which another user has made the folder of the ranks' reports first: no stall there can be found.

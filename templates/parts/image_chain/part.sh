@@ -4,7 +4,7 @@
 
 # How often a node's program is started again after it was killed.
 readonly image_chain_tries=3
-declare -i image_chain_pid=0
+declare -gi image_chain_pid=0
 image_chain_meeting=""
 
 # Whether this node has a Python that the programs run with.

@@ -50,62 +50,74 @@ warm_ranks::order() {
     printf '%s\n' "$*" >&"${warm_ranks_orders}"
 }
 
-# Reads the reports. Anything else that a task writes goes to warm.log.
+# warm_ranks::listen BATCH: reads the reports. Anything else that a task writes goes to warm.log.
 warm_ranks::listen() {
     local -r batch="$1"
+    # Of the attempt `now`: how many ranks were forked and are stopped, since when they are to stop, and whether they can start again
+    # in their step.
     local -i status forked=0 stopped=0 stops_at=0
-    local line word attempt number how now="" can=1 refused=""
+    local line now="" can=1 refused=""
     trap '' TERM USR1 USR2 INT HUP
     [[ -z "${heartbeat_fd:-}" ]] || exec {heartbeat_fd}>&-
     while true; do
         IFS= read -r -t 2 line
         status=$?
         if ((status > 128)); then
-            # A warm process of a node that does not answer.
-            if ((stops_at && EPOCHSECONDS - stops_at > warm_ranks_stop_s)); then
-                warm_ranks::order release "${now}"
-                stops_at=0 can=""
-            fi
-            # The signal may have come just before this script began to wait.
-            [[ ! -s "${warm_ranks_file}" ]] || kill -USR2 "${batch}" 2>/dev/null
-            continue
-        fi
-        ((status == 0)) || return 0
-        if [[ "${line}" != "kit-warm "* ]]; then
+            warm_ranks::look_again
+        elif ((status)); then
+            return 0
+        elif [[ "${line}" == "kit-warm "* ]]; then
+            warm_ranks::hear "${line#kit-warm }"
+        else
             printf '%s\n' "${line}" >>"${KIT_RUN_DIR}/logs/warm.log"
-            continue
         fi
-        read -r _ word attempt number how <<<"${line}"
-        numbers::keep number
-        [[ "${attempt}" == "${now}" ]] || now="${attempt}" forked=0 stopped=0 stops_at=0 can=1
-        case "${word}" in
-            forked) forked+=1 ;;
-            refused)
-                # Once for a job: its other ranks have mostly the same reason.
-                [[ -n "${refused}" ]] || log::info "rank ${number} was not started from its warm process, and imports by itself: ${how}"
-                refused=1
-                ;;
-            # Its task is gone: the step has no place any more for all ranks.
-            done) can="" ;;
-            ended)
-                if [[ -z "${can}" ]] || ((forked < KIT_WARM_RANKS)); then
-                    warm_ranks::order release "${now}"
-                    can=""
-                elif ((!stops_at)); then
-                    warm_ranks::order stop "${now}" "${how}"
-                    stops_at="${EPOCHSECONDS}"
-                fi
-                ;;
-            stopped)
-                stopped+=number
-                if [[ -n "${can}" ]] && ((stopped == KIT_WARM_RANKS)); then
-                    stops_at=0
-                    printf '%s\n' "${now}" >"${warm_ranks_file}.new" && mv -f -- "${warm_ranks_file}.new" "${warm_ranks_file}"
-                    kill -USR2 "${batch}" 2>/dev/null
-                fi
-                ;;
-        esac
     done
+}
+
+# Called by the listener when no report has come for a while.
+warm_ranks::look_again() {
+    # A warm process of a node that does not answer.
+    if ((stops_at && EPOCHSECONDS - stops_at > warm_ranks_stop_s)); then
+        warm_ranks::order release "${now}"
+        stops_at=0 can=""
+    fi
+    # The signal may have come just before this script began to wait.
+    [[ ! -s "${warm_ranks_file}" ]] || kill -USR2 "${batch}" 2>/dev/null
+}
+
+# warm_ranks::hear REPORT: changes what the listener knows of the attempt.
+warm_ranks::hear() {
+    local word attempt number how
+    read -r word attempt number how <<<"$1"
+    numbers::keep number
+    [[ "${attempt}" == "${now}" ]] || now="${attempt}" forked=0 stopped=0 stops_at=0 can=1
+    case "${word}" in
+        forked) forked+=1 ;;
+        refused)
+            # Once for a job: its other ranks have mostly the same reason.
+            [[ -n "${refused}" ]] || log::info "rank ${number} was not started from its warm process, and imports by itself: ${how}"
+            refused=1
+            ;;
+        # Its task is gone: the step has no place any more for all ranks.
+        done) can="" ;;
+        ended)
+            if [[ -z "${can}" ]] || ((forked < KIT_WARM_RANKS)); then
+                warm_ranks::order release "${now}"
+                can=""
+            elif ((!stops_at)); then
+                warm_ranks::order stop "${now}" "${how}"
+                stops_at="${EPOCHSECONDS}"
+            fi
+            ;;
+        stopped)
+            stopped+=number
+            if [[ -n "${can}" ]] && ((stopped == KIT_WARM_RANKS)); then
+                stops_at=0
+                printf '%s\n' "${now}" >"${warm_ranks_file}.new" && mv -f -- "${warm_ranks_file}.new" "${warm_ranks_file}"
+                kill -USR2 "${batch}" 2>/dev/null
+            fi
+            ;;
+    esac
 }
 
 # Whether the ranks of this attempt are stopped, so that they can start again in their step.
