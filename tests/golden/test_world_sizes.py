@@ -73,20 +73,18 @@ def write(run: Path, made: Plan, name: str, head: str) -> None:
 def size_of_ranks(run: Path, made: Plan, placed: RolePlacement) -> int:
     """What the ranks of a role are told."""
     write(run, made, f"{placed.folder}/worker.sh".lstrip("/"), "worker.head")
-    (tasks,) = re.findall(r"--ntasks=(\d+)", step_of(made, placed))
+    (tasks,) = re.findall(r"--ntasks=(\d+)", step_of(run, made, placed))
     env = {"SLURM_NTASKS": tasks, "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0", "SLURM_JOB_ID": "1"}
     env |= {"KIT_RESTART_COUNT": "0", "MASTER_ADDR": "n1", "MASTER_PORT": "1", "PATH": "/usr/bin:/bin"}
     return int(shell.run(["bash", "-euc", _RANKS, "-", str(run)], env=env).stdout)
 
 
-def step_of(made: Plan, placed: RolePlacement) -> str:
-    """The role's argv, as batch.sh has it."""
-    number = made.roles.index(placed)
-    found = re.search(
-        rf"^readonly -a KIT_STEP_{number}_ARGV=\((.*?)^\)", made.text_of("batch.sh"), re.DOTALL | re.MULTILINE
-    )
-    assert found is not None
-    return found[1]
+def step_of(run: Path, made: Plan, placed: RolePlacement) -> str:
+    """The words of the role's argv, as batch.sh has them once bash has read its head: alike roles have one text there."""
+    write(run, made, "batch.sh", "batch.head")
+    argv = f"KIT_STEP_{made.roles.index(placed)}_ARGV"
+    script = f'source "$1/batch.head"; printf "%s\\n" "${{{argv}[@]}}"'
+    return shell.run(["bash", "-euc", script, "-", str(run)], env={"PATH": "/usr/bin:/bin"}).stdout
 
 
 @pytest.mark.parametrize("case", EVERY)
