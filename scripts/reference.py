@@ -25,7 +25,7 @@ from kit.cli import GROUPS, app
 from kit.health import progress
 from kit.health.answer import Rule
 from kit.health.rules import batch_log_rules, framework_rules, pending_reasons, program_rules, stall_cause_rules
-from kit.planning import command_size
+from kit.planning import rank_files
 from kit.schema import models, rank_variables, run_events
 from kit.schema.job import MOST_BYTES_OF_A_STRING
 from kit.schema.run_exit_codes import RunExitCode
@@ -327,7 +327,7 @@ def _limits() -> str:
         ("Bytes of one argument or variable of a program", number(MOST_BYTES_OF_A_STRING), "refused"),
         (
             "Bytes of all arguments and variables of a program",
-            number(command_size.MOST_BYTES - command_size.OTHERS_BYTES),
+            number(rank_files.MOST_BYTES - rank_files.OTHERS_BYTES),
             "refused",
         ),
         ("Files of a workspace", number(chosen_files.MOST_FILES), "refused"),
