@@ -55,7 +55,7 @@ def _metrics(found: MetricsDifference) -> Iterator[str]:
     for one in found.parted:
         relative = f" ({one.by / abs(one.a):+.2g} of A)" if one.a else ""
         yield (
-            f"{one.metric} parts at step {one.step}{reporter(one)}: {one.a:.9g} -> {one.b:.9g}, by {one.by:.3g}{relative};"
+            f"{one.metric} diverges at step {one.step}{reporter(one)}: {one.a:.9g} -> {one.b:.9g}, by {one.by:.3g}{relative};"
             f" {one.equal_steps} reported steps before it are equal"
         )
         if one.last_step != one.step:

@@ -100,7 +100,7 @@ def _no_result(metrics: MetricsDifference) -> str:
 
 
 def _parted(one: Parting) -> str:
-    return f"{one.metric} parts at step {one.step}{reporter(one)}, by {one.by:.3g}"
+    return f"{one.metric} diverges at step {one.step}{reporter(one)}, by {one.by:.3g}"
 
 
 def reporter(one: Parting) -> str:

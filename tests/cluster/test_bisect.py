@@ -239,7 +239,7 @@ def test_one_node_of_four(eight: Lab, tmp_path: Path) -> None:
     assert found["conclusion"] == f"{said}without it check.sh ended with 0"
     assert (found["rounds"], found["runs"]) == (2, 5), "as docs/guides/bisect.md says; three rounds at most"
     text = eight.kit("diff", good, bad).stdout
-    assert "test_loss parts at step 1 on rank 2: 1 -> 0.875" in text
+    assert "test_loss diverges at step 1 on rank 2: 1 -> 0.875" in text
 
 
 PROGRAMS = (

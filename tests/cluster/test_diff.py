@@ -57,7 +57,7 @@ def test_a_changed_key_and_a_changed_file(lab: Lab, folder: Path) -> None:
     )
     b = lab.run(*submit, "--set", 'args=["0.5"]').folder
     found = json.loads(lab.kit("diff", a.name, b.name, "--json").stdout)
-    assert found["conclusion"] == "the key args and a file of the code differ; loss parts at step 3, by 0.75"
+    assert found["conclusion"] == "the key args and a file of the code differ; loss diverges at step 3, by 0.75"
     (key,) = found["keys"]
     assert (key["a"], key["b"], key["set_by_b"]) == (["1.0"], ["0.5"], "--set")
     assert "job.toml" in key["set_by_a"]
@@ -67,7 +67,7 @@ def test_a_changed_key_and_a_changed_file(lab: Lab, folder: Path) -> None:
     assert (found["outcome"], found["nodes"], found["cluster"], found["kit"]) == ([], [], [], [])
     assert found["unknown"] == []
     text = lab.kit("diff", a.name, b.name).stdout
-    assert "loss parts at step 3: 7 -> 7.75, by 0.75" in text
+    assert "loss diverges at step 3: 7 -> 7.75, by 0.75" in text
     assert lab.kit("diff", a.name, a.name).stdout.splitlines()[2] == "nothing that is recorded differs"
 
 

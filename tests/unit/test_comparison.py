@@ -235,7 +235,7 @@ def test_losses_part_and_nothing_recorded_differs(made: Made) -> None:
     (parted,) = found.metrics.parted
     assert (parted.metric, parted.step, parted.rank, parted.equal_steps) == ("loss", 2, 2, 1)
     assert parted.by == 2**-30
-    said = "nothing that is recorded differs, and yet loss parts at step 2 on rank 2, by 9.31e-10"
+    said = "nothing that is recorded differs, and yet loss diverges at step 2 on rank 2, by 9.31e-10"
     assert found.conclusion == said
     assert said in text(found)
 
@@ -244,7 +244,7 @@ def test_only_the_nodes_differ(made: Made) -> None:
     a, b = made.run("a", records=steps([3.0])), made.run("b", records=steps([3.1]), nodes="n2,n3")
     found = diff(a, b)
     assert [(one.a, one.b) for one in found.nodes] == [("n1", "n2 n3")]
-    assert found.conclusion == "the nodes differ; loss parts at step 1, by 0.1"
+    assert found.conclusion == "the nodes differ; loss diverges at step 1, by 0.1"
 
 
 def test_the_outcome_comes_first(made: Made) -> None:
