@@ -39,7 +39,7 @@ def run(one: Status, closed: Ledger, price: Price | None) -> dict[str, Any]:
         "why": _why(record),
         "patch": _patch(one.run_dir),
         "ledger": as_dict(closed, price),
-        **_curves(one.run_dir),
+        **read_curves(one.run_dir),
         "step_times": _step_times(one.run_dir),
         "gpus": _gpus(one.run_dir),
         "events": _events(one.run_dir),
@@ -57,7 +57,7 @@ def brief(one: Status, closed: Ledger, price: Price | None) -> dict[str, Any]:
         "facts": _facts(one),
         "why": _why(Record(status=one)),
         "ledger": made,
-        **_curves(one.run_dir),
+        **read_curves(one.run_dir),
     }
 
 
@@ -104,7 +104,7 @@ def _patch(run_dir: Path) -> str:
         return ""
 
 
-def _curves(run_dir: Path) -> dict[str, Any]:
+def read_curves(run_dir: Path) -> dict[str, Any]:
     """Loss, validation loss and speed by step. For a repeated step, the last report counts."""
     loss: dict[int, float] = {}
     test: dict[int, float] = {}

@@ -10,7 +10,7 @@ from kit.ledger.time_accounts import Account
 
 _BAD = frozenset({"FAILED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "LOST", "UNREADABLE"})
 # A form for each kind of state, so that the state needs no colour to be seen.
-_MARKS = {"good": "✓", "bad": "✗", "live": "▶", "calm": "•"}
+MARKS = {"good": "✓", "bad": "✗", "live": "▶", "calm": "•"}
 _WORDS = {"COMPLETED": "It worked", "RUNNING": "Runs now", "PENDING": "Waits in the queue", "CANCELLED": "Cancelled"}
 # Accounts that count as goodput: a program that reports no phases is one amount.
 _KEPT = frozenset({str(Account.PRODUCTIVE), str(Account.PROGRAM)})
@@ -57,7 +57,7 @@ def of(run: Mapping[str, Any]) -> Headline:
     ]
     return Headline(
         kind=kind,
-        mark=_MARKS[kind],
+        mark=MARKS[kind],
         words=_WORDS.get(run["facts"]["state"], "It did not work" if kind == "bad" else run["facts"]["state"].lower()),
         figures=[one for one in figures if one is not None],
         wall=duration(closed["wall_s"]),

@@ -38,8 +38,19 @@ function show(next) {
   for (const one of document.querySelectorAll("details")) if (opened.has(one.id || one.textContent.slice(0, 80))) one.open = true;
   for (const one of document.querySelectorAll("input[type=checkbox]")) one.checked = ticked.has(one.value);
   if (part("filter") && text) { part("filter").value = text; sift(); }
+  ages();
   if (place) part(place)?.focus({ preventScroll: true });
 }
+// The age of a run is the reader's clock's. The date is its title.
+function ages() {
+  for (const one of document.querySelectorAll("time[data-at]")) {
+    const old = Math.max(0, Date.now() / 1000 - one.dataset.at);
+    const [size, name] = [[86400, "d"], [3600, "h"], [60, "min"]].find(([size]) => old >= size) ?? [1, "s"];
+    one.textContent = `${Math.floor(old / size)} ${name} ago`;
+  }
+}
+ages();
+setInterval(ages, 30_000);
 const events = new EventSource(`${live.base}events?page=${encodeURIComponent(live.page)}&made=${live.made}`);
 events.onopen = () => says("live");
 events.onerror = () => says("the server does not answer");

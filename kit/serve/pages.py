@@ -16,6 +16,7 @@ from kit.reports import make_report, page
 from kit.reports.page import Live
 from kit.serve import listing
 from kit.serve.current_runs import Board, trace
+from kit.serve.glances import Glances
 
 # Pages that are kept. Of a page that took a second to make, the next one is made five seconds later at the earliest.
 _MOST_PAGES, _SHARE = 64, 5.0
@@ -57,6 +58,7 @@ class Pages:
 
     def __init__(self, board: Board, *, control: bool) -> None:
         self._board, self._control = board, control
+        self._glances = Glances()
         self._made: OrderedDict[Key, Made] = OrderedDict()
         self._locks: dict[Key, threading.Lock] = {}
         self._lock = threading.Lock()
@@ -82,7 +84,8 @@ class Pages:
     def shows(self, key: Key) -> object:
         """The facts that a page shows: it is made again when they change. RunError for an unknown name."""
         if key.kind == "list":
-            return tuple((one.run_dir.name, one.state, one.exit_code, one.nodes) for one in self._board.runs().values())
+            states = ((one.run_dir.name, one.state, one.exit_code, one.nodes) for one in self._board.runs().values())
+            return *states, *self._glances.seen(listing.newest_runs(self._board))
         if key.kind == "sweep" and len(key.ids) == 1:
             folder = self._board.sweep(key.ids[0])
             if folder is not None:
@@ -106,7 +109,7 @@ class Pages:
             control=self._actions(key),
         )
         if key.kind == "list":
-            rows = listing.rows(self._board)
+            rows = listing.rows(self._board, self._glances)
             html, data = listing.html(rows, live), json.dumps(rows)
         else:
             report = self._report(key)

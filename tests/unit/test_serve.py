@@ -343,6 +343,8 @@ def test_in_a_real_browser(tmp_path: Path, width: int) -> None:
     make(tmp_path / "runs" / "gpt-2", 8)
     with server(tmp_path) as url, browser.tab(tmp_path / "profile", url, width=width) as page:
         page.wait("document.getElementById('live').textContent.startsWith('live')")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("document.querySelectorAll('#rows .spark').length") == 2
         page.evaluate("document.getElementById('filter').focus()")
         page.ask("Input.insertText", text="gpt-2")
         assert page.evaluate("[...document.querySelectorAll('#rows tbody tr')].map((one) => one.hidden)") in (
