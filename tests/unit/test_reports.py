@@ -146,7 +146,7 @@ def test_a_look_is_drawn_back_to_the_look_before(tmp_path: Path) -> None:
 def test_stragglers_and_curves(tmp_path: Path) -> None:
     run = make(tmp_path / "r", 16)
     assert [one["rank"] for one in collect._stragglers(run)] == [3]
-    curves = collect._curves(run)
+    curves = collect.read_curves(run)
     assert len(curves["loss"]) <= 403
     assert curves["loss"][-1] == [2000, None], "JSON has no NaN"
 

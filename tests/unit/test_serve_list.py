@@ -9,9 +9,10 @@ import pytest
 
 pytest.importorskip("anyio", reason="kit serve: pip install 'slurm-kit[serve]'")
 
+from kit.hosts.status import Status
 from kit.serve import glances, listing
 from kit.serve.current_runs import Board
-from kit.serve.glances import Glances
+from kit.serve.glances import Glance, Glances
 from tests.unit.test_reports import make
 from tests.unit.test_sweep_results import write_sweep
 
@@ -21,8 +22,9 @@ def board(tmp_path: Path) -> Board:
     """Two runs that failed, and a sweep of two points."""
     make(tmp_path / "runs" / "gpt-1", 16)
     make(tmp_path / "runs" / "gpt-2", 16)
-    points = [({"args.--lr": lr}, [{"kind": "final", "step": 1, "loss": lr}], 0) for lr in (0.1, 0.2)]
-    write_sweep(tmp_path / "runs", points)
+    write_sweep(
+        tmp_path / "runs", [({"args.--lr": lr}, [{"kind": "final", "step": 1, "loss": lr}], 0) for lr in (0.1, 0.2)]
+    )
     return Board(lambda: [tmp_path / "runs"], lambda cluster: {})
 
 
@@ -54,7 +56,12 @@ def test_a_run_is_read_again_only_when_its_files_grew(board: Board, monkeypatch:
     assert read.read(runs)["gpt-1"].loss == "not a number"
     opened: list[str] = []
     whole = glances._read
-    monkeypatch.setattr(glances, "_read", lambda run: (opened.append(run.run_dir.name), whole(run))[1])
+
+    def read_and_note(run: Status) -> Glance:
+        opened.append(run.run_dir.name)
+        return whole(run)
+
+    monkeypatch.setattr(glances, "_read", read_and_note)
     read.read(runs)
     assert opened == []
     with (runs[-1].run_dir / "metrics.jsonl").open("a") as file:
