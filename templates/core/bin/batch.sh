@@ -46,7 +46,7 @@ readonly -a KIT_STEP_{{ group.number }}_ENV={{ roles[group.number].env | sh }}
 readonly -a KIT_STEP_{{ group.number }}_ARGV={{ roles[group.number].argv | sh }}
 {% else %}
 # Steps {{ group.number }} to {{ group.last }} differ only in the values below.
-make_step_{{ group.number }}() {
+make_step_{{group.number}}() {
     local -r{% for column in group.columns %} {{ column }}="${{ loop.index }}"{% endfor %}
 
     local -r upper="${name^^}"
