@@ -93,11 +93,12 @@ mutants: setup ## small faults in ten central files, and which of them the tests
 # Checks that only read the scripts; those that run them are in `make test`.
 SCRIPT_CHECKS := $(addprefix tests/scripts/test_,scripts.py sweep_scripts.py oldest_bash.py globals.py parts.py)
 
-lint: ## ruff, mypy --strict, layers, lengths of journeys, shellcheck on rendered scripts, codespell
+lint: ## ruff, mypy --strict, layers, names, lengths of journeys, shellcheck on rendered scripts, codespell
 	@.venv/bin/ruff check .
 	@.venv/bin/ruff format --check .
 	@scripts/types.sh
 	@.venv/bin/lint-imports
+	@$(PY) scripts/names.py
 	@$(PY) scripts/journeys.py --check
 	@$(PY) -m pytest -q -p no:cacheprovider $(SCRIPT_CHECKS)
 	@shellcheck --external-sources scripts/*.sh launchers/lib/prime-rl/*.sh .ci/run .ci/hidden.sh

@@ -167,7 +167,7 @@ def _prepared(
     script = 'script = "/kit/run/code/train_gpt.py"' if launcher == "ddp" else ""
     path = folder / f"{name}.toml"
     path.write_text(_JOB.format(name=name, launcher=launcher, script=script, python=python, args=args, ranks=ranks))
-    return prepare_run.prepare(path, cluster=_NAME, overrides=[], containers=False)
+    return prepare_run.prepare_job(path, cluster=_NAME, overrides=[], containers=False)
 
 
 def _run(ready: Prepared) -> Path:
@@ -192,7 +192,7 @@ def _refused(folder: Path, python: Path) -> float:
     found = 0
     for shape, certain in ((("ddp", 2, 24, 1024, 16, 64, 2, ()), True), (("ddp", 1, 8, 256, 4, 512, 16, ()), False)):
         ready = _prepared(folder, "overfull", shape, python, _FEW)
-        ready = prepare_run.prepare(ready.job_file, cluster=_NAME, overrides=[limit], containers=False)
+        ready = prepare_run.prepare_job(ready.job_file, cluster=_NAME, overrides=[limit], containers=False)
         seen = submit_forecast.look(ready)
         try:
             submit_forecast.refuse(seen)

@@ -74,7 +74,7 @@ def main(arguments: Sequence[str]) -> int:
     if engine.connect().inspect(name) is None:
         sys.exit(f"the engine does not hold {name}: kit build-image {options.image}")
     # On the disk of the store, because a /tmp in memory would flatter every tool.
-    store.prepare(data_folders.image_store())
+    store.prepare_store(data_folders.image_store())
     with tempfile.TemporaryDirectory(dir=data_folders.image_store() / "tmp") as folder:
         work = Path(folder)
         rows: dict[str, Row] = {}
@@ -172,7 +172,7 @@ def _median(rows: Sequence[Row]) -> Row:
 def _largest_layer(layout: Path) -> int:
     """Bytes of the largest layer's tar; the layout has one image."""
     with tempfile.TemporaryDirectory(dir=layout) as work:
-        layers = oci.read(layout, Path(work)).layers
+        layers = oci.read_image(layout, Path(work)).layers
         return max(sum(map(len, compressed_tars.chunks(layer, Path(work)))) for layer in layers)
 
 
@@ -216,7 +216,7 @@ def _ratios(rows: dict[str, Row]) -> list[Goal]:
 def _commands(image: str, rounds: int) -> list[Goal]:
     kit = [sys.executable, "-m", "kit"]
     rebuild = _measure("rebuild", [[*kit, "build-image", image]], None, rounds, cwd=ROOT)
-    locked = image_lock.read(ROOT / "containers" / image / image_lock.FILE)
+    locked = image_lock.read_lock(ROOT / "containers" / image / image_lock.FILE)
     start = time.perf_counter()
     check_against_lock.check(locked, data_folders.image_store(), full=False)
     cheap = (time.perf_counter() - start) * 1000
@@ -265,7 +265,7 @@ def _squash_only(image: str, work: Path, options: Squash, rounds: int) -> Row:
         folder = work / f"squash-{options.compressor}-{number}"
         folder.mkdir()
         start = time.perf_counter()
-        squash.write(Tree(layers=found.layers), edit, folder / "image.sqsh", Options(squash=options))
+        squash.write_squashfs(Tree(layers=found.layers), edit, folder / "image.sqsh", Options(squash=options))
         walls.append(time.perf_counter() - start)
         size = (folder / "image.sqsh").stat().st_size
         shutil.rmtree(folder)

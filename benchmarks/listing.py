@@ -42,8 +42,8 @@ def main(words: Sequence[str] = ()) -> int:
 def make(folder: Path, count: int) -> list[str]:
     """Make `count` runs that have ended. Returns their names."""
     job = folder / "job.toml"
-    made = prepare_run.prepare(job, cluster="bench", overrides=[], containers=False)
-    of = manifest.of(made.plan, job_file=job, user="ada", now=FIRST, slurm_version="22.05")
+    made = prepare_run.prepare_job(job, cluster="bench", overrides=[], containers=False)
+    of = manifest.make_manifest(made.plan, job_file=job, user="ada", now=FIRST, slurm_version="22.05")
     names = [f"bench-20261101-{number:06d}-{number % 65536:04x}" for number in range(count)]
     for number, name in enumerate(names):
         paths = RunPaths(folder / "runs" / name)

@@ -52,8 +52,8 @@ def main(words: Sequence[str] = ()) -> int:
 def make(folder: Path, points: int, records: int) -> Path:
     """A sweep whose points have all ended, each with `records` records of metrics. Returns its folder."""
     job = folder / "job.toml"
-    made = prepare_run.prepare(job, cluster="bench", overrides=[], containers=False)
-    of = manifest.of(made.plan, job_file=job, user="ada", now=FIRST, slurm_version="22.05")
+    made = prepare_run.prepare_job(job, cluster="bench", overrides=[], containers=False)
+    of = manifest.make_manifest(made.plan, job_file=job, user="ada", now=FIRST, slurm_version="22.05")
     paths = SweepPaths(folder / "runs" / NAME)
     known = tuple(
         RecordedPoint(index=number, name="", values={"args.--lr": 1e-4 * (number + 1), "seed": number % 10})

@@ -166,7 +166,7 @@ def prologue(on: Bench) -> list[Goal]:
     (run / "program.sh").write_text("readonly -a KIT_PROGRAM=(true)\nreadonly -a KIT_PROGRAM_ENV=()\n")
     ranks = on.pairs(run, bare="true", kit=f"{run}/worker.sh", tasks=4)
     added = statistics.median(b - a for a, b in zip(ranks["bare"], ranks["kit"], strict=True))
-    locked = image_lock.read(ROOT / "containers/train-cpu/image.lock")
+    locked = image_lock.read_lock(ROOT / "containers/train-cpu/image.lock")
     image = data_folders.user_data() / "images/sha256" / f"{locked.sha256}.sqsh"
     floor = on.project / "floor.sh"
     floor.write_text(

@@ -89,14 +89,14 @@ def searching(pool: ProcessPoolExecutor, seed: int, count: int, at_once: int) ->
                 _ended(running.pop(one), one.result())
                 for index, run_dir in islice(waiting, 1):
                     running[_started(pool, search, folders, index)] = run_dir
-        every = [search_trials.of(run_dir, index, [METRIC]) for index, run_dir in enumerate(folders)]
+        every = [search_trials.read_trial(run_dir, index, [METRIC]) for index, run_dir in enumerate(folders)]
     return min(one.reached[0] for one in every if one.state == "complete")
 
 
 def _started(pool: ProcessPoolExecutor, search: Search, folders: Sequence[Path], index: int) -> Future[float]:
     run_dir = folders[index]
     run_dir.mkdir()
-    known = [search_trials.of(one, number, [METRIC]) for number, one in enumerate(folders)]
+    known = [search_trials.read_trial(one, number, [METRIC]) for number, one in enumerate(folders)]
     values = suggest.following(search, ["min"], known, index)
     search_trials.suggest(run_dir, values)
     return pool.submit(train, values, search.seed)

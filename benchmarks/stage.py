@@ -205,7 +205,7 @@ def _image(lab: Lab, store: Path, megabytes: int) -> Path:
     image.with_suffix(block_list.SUFFIX).write_text(block_list.text(image, sha256))
     made = make_lock("noise").model_copy(update={"sha256": sha256, "size": size})
     (lab.project / "containers" / "noise").mkdir(parents=True)
-    image_lock.write(lab.project / "containers" / "noise" / image_lock.FILE, made)
+    image_lock.write_lock(lab.project / "containers" / "noise" / image_lock.FILE, made)
     return image
 
 

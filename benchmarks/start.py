@@ -76,7 +76,7 @@ class Submitted:
 
 def image() -> Path:
     """The file of train-cpu in the store."""
-    locked = image_lock.read(ROOT / "containers/train-cpu/image.lock")
+    locked = image_lock.read_lock(ROOT / "containers/train-cpu/image.lock")
     return data_folders.user_data() / "images/sha256" / f"{locked.sha256}.sqsh"
 
 

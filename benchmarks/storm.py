@@ -105,7 +105,7 @@ class Bench:
                 faults.append(self._kill(run))
             time.sleep(0.2)
         self._kit("cancel", run.name)
-        _wait(lambda: run_facts.read(run).last_event == "end", run)
+        _wait(lambda: run_facts.read_facts(run).last_event == "end", run)
         told = json.loads(self._kit("time", run.name, "--json"))
         return _outcome(run, told, faults)
 

@@ -141,7 +141,7 @@ def rendering(folder: Path, points: int) -> list[Goal]:
     """Expand, check and plan every point, and write the arrays' scripts, in this process."""
     job = sweep_of(folder, points)
     began = time.perf_counter()
-    made = prepare.prepare(job, cluster=NAME, containers=False)
+    made = prepare.prepare_sweep(job, cluster=NAME, containers=False)
     arrays = made.arrays()
     took = time.perf_counter() - began
     assert len(made.points) == points

@@ -215,7 +215,7 @@ def _sizes(job: TraceJob, most: int) -> list[TraceJob]:
 
 
 def _submit(job: TraceJob, most: int, env: Mapping[str, str], *, due: float, chosen: bool) -> Sent:
-    queue = Queue(queue_snapshot.read(env=env))
+    queue = Queue(queue_snapshot.read_queue(env=env))
     # Plan all sizes on both clusters: planning takes time, and jobs must arrive at the same times on both.
     sizes = [(one, queue.start(_request(one))) for one in _sizes(job, most)]
     best, start = min(sizes, key=lambda one: one[1].rank) if chosen else sizes[0]

@@ -31,12 +31,12 @@ from kit.answers.planned_job import JobToPlan, PlannedJob
 from kit.answers.run_status import ListedRun, RunStatus
 from kit.answers.wait_for_runs import RunEvent, RunsWatch
 from kit.hosts import clusters, other_jobs
-from kit.hosts import status as of
+from kit.hosts import status as host_status
 from kit.hosts.status import Status
 from kit.record import find_runs, unmade_points
 from kit.record import metrics as reported
 from kit.record.logs import Wanted
-from kit.record.manifest import Manifest, read
+from kit.record.manifest import Manifest, read_manifest
 from kit.schema.job import Job
 from kit.schema.metric_goals import Goal
 from kit.schema.run_paths import RunPaths
@@ -70,11 +70,11 @@ class Run:
     def manifest(self) -> Manifest:
         """The record of the submission: image digest, seed, versions, job id."""
         unmade_points.make(self.folder)
-        return read(RunPaths(self.folder).manifest)
+        return read_manifest(RunPaths(self.folder).manifest)
 
     def status(self) -> Status:
         """Its state; Slurm is asked once."""
-        (one,) = of.of([self.folder], queue=catch_up.queue())
+        (one,) = host_status.read_statuses([self.folder], queue=catch_up.queue())
         return one
 
     def why(self) -> Explanation:
@@ -87,7 +87,7 @@ class Run:
 
     def wait(self) -> Status:
         """Wait for the end. The exit code is in the status; a failed run raises no exception."""
-        return of.wait(self.folder, queue=catch_up.queue(), on_poll=lambda _: None)
+        return host_status.wait(self.folder, queue=catch_up.queue(), on_poll=lambda _: None)
 
     def cancel(self) -> None:
         """Cancel the run, as `kit cancel` does. A run that has ended stays as it is."""
@@ -126,7 +126,7 @@ class SweepRun:
     def runs(self) -> list[Run]:
         """The points' runs, in order."""
         paths = record.SweepPaths(self.folder)
-        return [Run(paths.point(point.index)) for point in record.read(self.folder).points]
+        return [Run(paths.point(point.index)) for point in record.read_sweep(self.folder).points]
 
     def wait(self) -> list[Run]:
         """Wait for all points; return the runs of those that did not end well."""
@@ -346,7 +346,7 @@ def rerun(
         if from_step is not None:
             clusters.require_here(run_dir, "a rerun from a checkpoint")
         clusters.fetch_whole(run_dir)
-        ready = repeating.prepare(run_dir, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
+        ready = repeating.prepare_rerun(run_dir, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
         one_run.submit(ready)
         return Run(ready.folder)
 

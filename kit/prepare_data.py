@@ -31,7 +31,7 @@ class Preparation:
     options: tuple[str, ...] = ()
 
 
-def prepare(order: Preparation, report: Report) -> dict[str, Any]:
+def prepare_sources(order: Preparation, report: Report) -> dict[str, Any]:
     """Prepare the data and return facts about the result: target, digest, documents, tokens, vocabulary, bytes, seconds.
 
     RunError for data that cannot be read or tokenized: then no folder is made, and a later call continues with the finished parts.

@@ -87,15 +87,15 @@ def environment() -> jinja2.Environment:
 
 def configured(kind: type[E]) -> E:
     """A strict environment with one filter. A block tag takes its whole line, and a file keeps its last newline."""
-    made = kind(
+    template_environment = kind(
         undefined=jinja2.StrictUndefined,
         autoescape=False,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    made.filters["sh"] = sh
-    return made
+    template_environment.filters["sh"] = sh
+    return template_environment
 
 
 @cache
@@ -159,14 +159,14 @@ def _places() -> dict[str, Path]:
     Modules import each other by name, in the repository as on the nodes: all are in one folder.
     """
     top = _folder()
-    found = {f"lib/{path.parent.name}.sh": path for path in (top / PARTS).glob("*/part.sh")}
+    sources = {f"lib/{path.parent.name}.sh": path for path in (top / PARTS).glob("*/part.sh")}
     for folder in (top / "core", *(top / PARTS / name for name in part_folders())):
         for kind in ("bin", "lib"):
             files = (path for path in (folder / kind).rglob("*") if path.is_file())
-            found |= {str(path.relative_to(folder)): path for path in files}
+            sources |= {str(path.relative_to(folder)): path for path in files}
     modules = ((f"lib/{path.name}", path) for path in (top / NODE).glob("*.py"))
-    found |= {ALL_REDUCE if name == f"lib/{PurePath(ALL_REDUCE).name}" else name: path for name, path in modules}
-    return dict(sorted(found.items()))
+    sources |= {ALL_REDUCE if name == f"lib/{PurePath(ALL_REDUCE).name}" else name: path for name, path in modules}
+    return dict(sorted(sources.items()))
 
 
 @cache

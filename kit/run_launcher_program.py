@@ -110,7 +110,7 @@ class NodeProgram:
         if path is None:
             data_folders.find("containers", self.image, project_dir=self.project, key="--image")
             raise ImageError(f"image {self.image} is not built yet", hint=f"run 'kit build-image {self.image}'")
-        lock = image_lock.read(path)
+        lock = image_lock.read_lock(path)
         if missing := lock.packages.lacking(self.needs):
             raise ImageError(
                 f"image {self.image} lacks {', '.join(missing)}, which {self.why} needs",
@@ -134,19 +134,19 @@ def _run(argv: Sequence[str], env: dict[str, str], outside: dict[str, str], repo
     refused: RunError | None = None
     with contextlib.ExitStack() as bar:
         try:
-            for said in _said(shell.lines(argv, env=env), outside, report):
-                if "error" in said:
-                    refused = RunError(said["error"], hint=said["hint"])
-                elif "stage" in said:
+            for message in _said(shell.lines(argv, env=env), outside, report):
+                if "error" in message:
+                    refused = RunError(message["error"], hint=message["hint"])
+                elif "stage" in message:
                     bar.close()
-                    advance, done = bar.enter_context(report.counting(said["stage"], said["total"])), 0
-                elif "done" in said:
-                    advance(said["done"] - done)
-                    done = said["done"]
-                elif "warning" in said:
-                    report.warn(said["warning"])
+                    advance, done = bar.enter_context(report.counting(message["stage"], message["total"])), 0
+                elif "done" in message:
+                    advance(message["done"] - done)
+                    done = message["done"]
+                elif "warning" in message:
+                    report.warn(message["warning"])
                 else:
-                    result = said
+                    result = message
         except ToolError:
             if refused is None:
                 raise

@@ -297,15 +297,17 @@ def call(argv: Argv, *, cwd: Path | None = None, env: Mapping[str, str] | None =
         process = subprocess.Popen(list(argv), cwd=cwd, env=env, umask=_umask)
     except FileNotFoundError:
         raise ToolError(f"{argv[0]}: no such program") from None
-    told = (signal.SIGHUP, signal.SIGTERM)
-    before = [signal.signal(one, lambda number, _frame: process.send_signal(number)) for one in told]
+    forwarded = (signal.SIGHUP, signal.SIGTERM)
+    before = [
+        signal.signal(signal_number, lambda number, _frame: process.send_signal(number)) for signal_number in forwarded
+    ]
     # The terminal has also signalled the program.
     before.append(signal.signal(signal.SIGINT, lambda _number, _frame: None))
     try:
         return process.wait()
     finally:
-        for one, handler in zip((*told, signal.SIGINT), before, strict=True):
-            signal.signal(one, handler)
+        for signal_number, handler in zip((*forwarded, signal.SIGINT), before, strict=True):
+            signal.signal(signal_number, handler)
 
 
 def daemon(argv: Argv, *, log: Path, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> int:
@@ -327,13 +329,13 @@ def daemon(argv: Argv, *, log: Path, env: Mapping[str, str] | None = None, cwd: 
 
 
 def connected(
-    argv: Argv, *, stdin: int, stdout: int, env: Mapping[str, str] | None = None, said: bool = False
+    argv: Argv, *, stdin: int, stdout: int, env: Mapping[str, str] | None = None, stderr_too: bool = False
 ) -> Process:
     """Start a program on open file descriptors, such as both directions of a socket.
 
-    said: its stderr goes there too. The caller ends it.
+    stderr_too: its stderr goes there too. The caller ends it.
     """
-    stderr = subprocess.STDOUT if said else subprocess.DEVNULL
+    stderr = subprocess.STDOUT if stderr_too else subprocess.DEVNULL
     try:
         # In its own session: a Ctrl-C goes only to the caller, which ends the program, as its death does.
         return subprocess.Popen(bound(argv), stdin=stdin, stdout=stdout, stderr=stderr, env=env, start_new_session=True)

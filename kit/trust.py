@@ -88,16 +88,18 @@ def ssh_configuration(named: str, *, cluster: str) -> Path:
 
     ToolError if the project brings the file, it executes something, and the user has not trusted it.
     """
-    found = brought(named)
-    if found is None:
+    configuration = brought(named)
+    if configuration is None:
         return Path(named).expanduser()
-    if not found.is_trusted():
-        said = "; ".join(line.strip() for line in found.lines[:3])
-        problem = f"cluster {cluster}: {found.path} comes with the project, and ssh would obey its lines: {said}"
+    if not configuration.is_trusted():
+        said = "; ".join(line.strip() for line in configuration.lines[:3])
+        problem = (
+            f"cluster {cluster}: {configuration.path} comes with the project, and ssh would obey its lines: {said}"
+        )
         raise ToolError(problem, hint="kit trust")
-    copy = _folder("cache") / found.digest
-    if not copy.is_file() or untrusted_files.read_bytes(copy) != found.content:
-        _write(copy, found.content)
+    copy = _folder("cache") / configuration.digest
+    if not copy.is_file() or untrusted_files.read_bytes(copy) != configuration.content:
+        _write(copy, configuration.content)
     return copy
 
 

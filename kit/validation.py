@@ -43,14 +43,14 @@ def config_error(
 ) -> ConfigError:
     """All faults of `error` as one ConfigError. file_of: returns the file (or option) that contains a key. table: what was read."""
     places: dict[tuple[Location, bool], list[tuple[Declared, ErrorDetails]]] = {}
-    for one in error.errors():
-        declared = locate(model, one["loc"])
-        places.setdefault((declared.keys, declared.of_key), []).append((declared, one))
+    for detail in error.errors():
+        declared = locate(model, detail["loc"])
+        places.setdefault((declared.keys, declared.of_key), []).append((declared, detail))
     faults = []
     for (keys, _), found in places.items():
         # A union reports an error for every branch. A branch that matched more of the value explains more than one of another type.
         deeper = any(len(other) > len(keys) and other[: len(keys)] == keys for other, _ in places)
-        if not (deeper and all(one["type"] in _TAKES for _, one in found)):
+        if not (deeper and all(detail["type"] in _TAKES for _, detail in found)):
             faults.append(_fault(found, model, file_of, table))
     return ConfigError.of(*dict.fromkeys(faults))
 
@@ -75,15 +75,15 @@ def toml(value: object) -> str:
 
 
 def _fault(
-    found: Sequence[tuple[Declared, ErrorDetails]],
+    errors: Sequence[tuple[Declared, ErrorDetails]],
     model: type[BaseModel],
     file_of: Callable[[Location], str],
     table: object,
 ) -> Fault:
     """One fault from all of pydantic's errors for one place."""
-    telling = [one for one in found if one[1]["type"] not in {*_TAKES, "literal_error"}]
-    declared, first = (telling or found)[0]
-    wrong = _of_one(declared, first, model) if telling else _of_type([one for _, one in found], declared)
+    telling = [one for one in errors if one[1]["type"] not in {*_TAKES, "literal_error"}]
+    declared, first = (telling or errors)[0]
+    wrong = _of_one(declared, first, model) if telling else _of_type([one for _, one in errors], declared)
     location = (*declared.keys, *wrong.key)
     file = file_of(location)
     hint = wrong.hint
@@ -112,13 +112,13 @@ def _line(declared: Declared, location: Location, wrong: Invalid, table: object,
 
 def _with_item(table: object, location: Location, item: object) -> list[object]:
     """The list at this place of a file with another item, and the items beside it as they are."""
-    place = int(location[-1])
+    index = int(location[-1])
     for part in location[:-1]:
         # A key with dots, such as `args.--lr`, may stand there in its parts.
         found = (isinstance(table, Mapping) and part in table) or (isinstance(table, list) and isinstance(part, int))
         table = table[part] if found else None  # type: ignore[index]
     given = [*table] if isinstance(table, list | tuple) else []
-    return [*given[:place], item, *given[place + 1 :]]
+    return [*given[:index], item, *given[index + 1 :]]
 
 
 def _key(name: str) -> str:

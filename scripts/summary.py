@@ -6,7 +6,7 @@ import json
 import sys
 from pathlib import Path
 
-from kit.record.manifest import read
+from kit.record.manifest import read_manifest
 from kit.schema.run_paths import RunPaths
 from kit.schema.world_size_text import PLAIN
 
@@ -16,7 +16,7 @@ WANTED_ACCURACY = 0.95
 
 def main(run_dir: Path) -> int:
     """Print image digest, job id, world size, accuracy and folder. Returns 1 when the accuracy or a file is missing."""
-    paths, made = RunPaths(run_dir), read(RunPaths(run_dir).manifest)
+    paths, made = RunPaths(run_dir), read_manifest(RunPaths(run_dir).manifest)
     records = [json.loads(line) for line in paths.metrics.read_text(encoding="utf-8").splitlines()]
     final = next(r for r in reversed(records) if r["kind"] == "final")
     print(f"image digest    {made.image_digest}")

@@ -27,7 +27,7 @@ class Explanation:
     evidence: tuple[Evidence, ...] = ()
 
 
-def explain(one: Status) -> Answer:
+def explain(run: Status) -> Answer:
     """The answer of the rules for a run with a known status. For a waiting job, Slurm is asked once more."""
     from kit.health.run_record import Record
     from kit.health.why import explain as by_rules
@@ -35,12 +35,12 @@ def explain(one: Status) -> Answer:
     from kit.slurm import client
 
     start = ""
-    if one.state == "PENDING" and one.job_id is not None:
-        start = client.expected_start(one.job_id, env=find_host(one.facts.cluster).env())
-    return by_rules(Record(status=one, expected_start=start))
+    if run.state == "PENDING" and run.job_id is not None:
+        start = client.expected_start(run.job_id, env=find_host(run.facts.cluster).env())
+    return by_rules(Record(status=run, expected_start=start))
 
 
-def explanation(one: Status, *, say: Callable[[str], None] | None = None) -> Explanation:
+def explanation(run: Status, *, say: Callable[[str], None] | None = None) -> Explanation:
     """The same, with the run's id and state, and the last step of a program that reports none.
 
     say: called with a line before the ranks of a silent job are looked at; None: they are not looked at.
@@ -48,13 +48,13 @@ def explanation(one: Status, *, say: Callable[[str], None] | None = None) -> Exp
     from kit.health.run_record import Record
     from kit.health.why import with_last_step
 
-    answer = explain(one)
+    answer = explain(run)
     if say is not None:
-        answer = looked(one, answer, say=say)
-    return Explanation(run=one.run_dir.name, state=one.state, **vars(with_last_step(Record(status=one), answer)))
+        answer = looked(run, answer, say=say)
+    return Explanation(run=run.run_dir.name, state=run.state, **vars(with_last_step(Record(status=run), answer)))
 
 
-def looked(one: Status, answer: Answer, *, say: Callable[[str], None]) -> Answer:
+def looked(run: Status, answer: Answer, *, say: Callable[[str], None]) -> Answer:
     """The same, unless a running job has said nothing for a while: then its ranks are looked at, by one step as of `kit stacks`."""
     from kit.errors import KitError
     from kit.health import silence
@@ -62,12 +62,12 @@ def looked(one: Status, answer: Answer, *, say: Callable[[str], None]) -> Answer
     from kit.health.run_record import Record
     from kit.sessions import stacks
 
-    record = Record(status=one)
+    record = Record(status=run)
     if answer.rule != "running" or (quiet := silence.seconds(record)) is None:
         return answer
-    say(f"{one.run_dir.name}: its logs have been silent for {quiet:.0f} s; looking at its ranks")
+    say(f"{run.run_dir.name}: its logs have been silent for {quiet:.0f} s; looking at its ranks")
     try:
-        texts = stacks.gather(one, rank=None)
+        texts = stacks.gather(run, rank=None)
     except KitError:
         # Another user's job, or a busy controller: what the files say stays true.
         return answer

@@ -37,11 +37,11 @@ def fetched(runs_dir: Path | None, names: Sequence[str | None], *, say: Say) -> 
     """The same as `folders`, with updated files of these runs and of the points of these sweeps."""
     from kit.ledger import find as named
 
-    found = folders(runs_dir, *names, say=say)
+    run_dirs = folders(runs_dir, *names, say=say)
     for name in names:
-        points = named.sweep_points(name, found)
+        points = named.sweep_points(name, run_dirs)
         if points:
             clusters.fetch_sweep(points[0].parent.parent)
         else:
-            clusters.fetch(find_runs.find_one(name, found))
-    return found
+            clusters.fetch(find_runs.find_one(name, run_dirs))
+    return run_dirs

@@ -93,17 +93,17 @@ def as_planned(planned: PlannedJob) -> Prepared:
 
 
 def _inputs(ready: Prepared) -> Iterator[tuple[str, str]]:
-    made = ready.plan
+    plan = ready.plan
     if ready.job_file.is_file():
         yield "job file", hashlib.sha256(untrusted_files.read_bytes(ready.job_file)).hexdigest()
     if ready.scan is not None:
-        yield "workspace", made.decisions.site.snapshot.tree if made.decisions.site.snapshot else ""
-    for pinned in made.decisions.pins.distinct:
+        yield "workspace", plan.decisions.site.snapshot.tree if plan.decisions.site.snapshot else ""
+    for pinned in plan.decisions.pins.distinct:
         yield f"image {pinned.image}", pinned.digest
-    yield "command", _hash("\0".join(made.argv))
-    for file in made.files:
+    yield "command", _hash("\0".join(plan.argv))
+    for file in plan.files:
         yield file.name, _hash(f"{file.mode:o} {file.text}")
-    for source, name in made.copies:
+    for source, name in plan.copies:
         yield name, _hash("\0".join(_listing(source)))
 
 

@@ -12,7 +12,7 @@ from kit.answers import named_runs
 from kit.answers.explain_run import first_line
 from kit.answers.named_runs import Say
 from kit.hosts import from_accounting, other_jobs
-from kit.hosts import status as of
+from kit.hosts import status as host_status
 from kit.hosts.host import Queue
 from kit.hosts.status import Status
 from kit.record import find_runs, metrics, resumed_from, run_facts
@@ -89,17 +89,17 @@ class RunStatus(RunFacts):
 
 def list_statuses(runs_dir: Path | None, *, queue: Queue, say: Say) -> list[Status]:
     """All runs of the project, or of one folder; oldest first. The queue of each cluster is read once for all its runs."""
-    found = of.of_facts(find_runs.find_all(named_runs.folders(runs_dir, say=say)), queue=queue)
+    found = host_status.of_facts(find_runs.find_all(named_runs.folders(runs_dir, say=say)), queue=queue)
     if found_again(found):
-        found = of.of_facts(find_runs.find_all(named_runs.folders(runs_dir, say=say)), queue=queue)
+        found = host_status.of_facts(find_runs.find_all(named_runs.folders(runs_dir, say=say)), queue=queue)
     return from_accounting.add(found, ask=other_jobs.ask_accounting(say=say))
 
 
 def status_of(run_dir: Path, *, queue: Queue, say: Say) -> Status:
     """The status of one run with all that Slurm, and its accounting, know of it."""
-    found = of.of([run_dir], queue=queue)
+    found = host_status.read_statuses([run_dir], queue=queue)
     if found_again(found):
-        found = of.of([run_dir], queue=queue)
+        found = host_status.read_statuses([run_dir], queue=queue)
     (one,) = from_accounting.add(found, ask=other_jobs.ask_accounting(say=say), every=True)
     return one
 
@@ -119,17 +119,17 @@ def listed(one: Status) -> ListedRun:
     return ListedRun(**_facts(one), partner=one.facts.partner)
 
 
-def shown(one: Status, *, queue: Queue, say: Say) -> RunStatus:
+def shown(run: Status, *, queue: Queue, say: Say) -> RunStatus:
     """All about one run: its files are read, and the other half of a training over two clusters is asked for."""
-    events = run_facts.events(one.run_dir)
+    events = run_facts.events(run.run_dir)
     return RunStatus(
-        **_facts(one),
-        why=first_line(one),
-        training=metrics.latest(one.run_dir),
-        quorum=metrics.quorum(one.run_dir),
+        **_facts(run),
+        why=first_line(run),
+        training=metrics.latest(run.run_dir),
+        quorum=metrics.quorum(run.run_dir),
         continued_at=resumed_from.last(events),
         unwatched=_unwatched(events),
-        partner=_partner(one, queue=queue, say=say),
+        partner=_partner(run, queue=queue, say=say),
     )
 
 
@@ -137,38 +137,38 @@ def _unwatched(events: Sequence[Mapping[str, object]]) -> dict[str, str]:
     return {str(event["node"]): str(event["owner"]) for event in events if event["event"] == "unwatched"}
 
 
-def _facts(one: Status) -> dict[str, Any]:
-    made = one.facts
+def _facts(run: Status) -> dict[str, Any]:
+    facts = run.facts
     return {
-        "run": made.run_id,
-        "job_id": one.job_id,
-        "state": one.state,
-        "exit_code": one.exit_code,
-        "reason": one.reason,
-        "cluster": made.cluster,
-        "nodes": one.nodes,
-        "elapsed": one.elapsed,
-        "restarts": one.restarts,
+        "run": facts.run_id,
+        "job_id": run.job_id,
+        "state": run.state,
+        "exit_code": run.exit_code,
+        "reason": run.reason,
+        "cluster": facts.cluster,
+        "nodes": run.nodes,
+        "elapsed": run.elapsed,
+        "restarts": run.restarts,
         "max_rss": None,
         "cpu_time": None,
         "nodes_by_start": None,
-        **from_accounting.facts(one.accounted),
-        "world_sizes": made.world_sizes,
-        "launcher": made.launcher,
-        "runtime": made.runtime,
-        "image": made.image_name,
-        "image_digest": made.image_digest,
-        "git": made.git,
-        "workspace": made.workspace,
-        "rerun_of": made.rerun_of,
-        "submitted_at": datetime.fromtimestamp(made.submitted_at, UTC).isoformat(timespec="seconds"),
-        "run_dir": str(one.run_dir),
+        **from_accounting.facts(run.accounted),
+        "world_sizes": facts.world_sizes,
+        "launcher": facts.launcher,
+        "runtime": facts.runtime,
+        "image": facts.image_name,
+        "image_digest": facts.image_digest,
+        "git": facts.git,
+        "workspace": facts.workspace,
+        "rerun_of": facts.rerun_of,
+        "submitted_at": datetime.fromtimestamp(facts.submitted_at, UTC).isoformat(timespec="seconds"),
+        "run_dir": str(run.run_dir),
     }
 
 
-def _partner(one: Status, *, queue: Queue, say: Say) -> PartnerRun | None:
+def _partner(run: Status, *, queue: Queue, say: Say) -> PartnerRun | None:
     """The other half of a training over two clusters; None for any other run."""
-    if (name := one.facts.partner) is None:
+    if (name := run.facts.partner) is None:
         return None
     from kit.hosts import pair_relay
 
@@ -176,6 +176,6 @@ def _partner(one: Status, *, queue: Queue, say: Say) -> PartnerRun | None:
     run_dir = pair_relay.folder_of(name)
     if run_dir is None:
         return PartnerRun(run=name, cluster=None, state="not found", job_id=None, relay=None)
-    (other,) = of.of([run_dir], queue=queue)
-    relay = pair_relay.seen_from(one.run_dir, run_dir) if one.active or other.active else None
+    (other,) = host_status.read_statuses([run_dir], queue=queue)
+    relay = pair_relay.seen_from(run.run_dir, run_dir) if run.active or other.active else None
     return PartnerRun(run=name, cluster=other.facts.cluster, state=other.state, job_id=other.job_id, relay=relay)

@@ -15,7 +15,7 @@ from typing import Literal
 
 from kit.errors import StillRunningError
 from kit.hosts import clusters, from_accounting
-from kit.hosts import status as of
+from kit.hosts import status as host_status
 from kit.hosts.from_accounting import Ask
 from kit.hosts.host import Queue
 from kit.hosts.patient_queue import PatientQueue
@@ -93,13 +93,13 @@ class RunsWatch:
         return changed
 
     def _from_record(self, path: Path) -> Iterator[RunEvent]:
-        facts, events = run_facts.read(path), run_facts.events(path)
+        facts, events = run_facts.read_facts(path), run_facts.events(path)
         for event in events[self._waiting[path] :]:
             yield from self._of_event(path, facts, event)
         self._waiting[path] = len(events)
         if how_ended.is_over(path, facts):
             # Slurm is not asked about a run that has closed its record.
-            (one,) = of.of_facts([(path, facts)], queue=lambda _: None)
+            (one,) = host_status.of_facts([(path, facts)], queue=lambda _: None)
             yield self._end(one)
 
     def _of_event(self, path: Path, facts: Facts, event: Mapping[str, object]) -> Iterator[RunEvent]:
@@ -123,13 +123,13 @@ class RunsWatch:
     def _from_queue(self) -> Iterator[RunEvent]:
         """One question to each cluster's Slurm for all its runs."""
         before, self._doubtful = self._doubtful, {}
-        for one in of.of(self.waiting, queue=self._patient):
-            if one.active or one.state == UNKNOWN:
+        for run in host_status.read_statuses(self.waiting, queue=self._patient):
+            if run.active or run.state == UNKNOWN:
                 continue
-            if _is_complete(one) or (one.run_dir in before and one.state not in _UNSETTLED):
-                yield self._end(one)
+            if _is_complete(run) or (run.run_dir in before and run.state not in _UNSETTLED):
+                yield self._end(run)
             else:
-                self._doubtful[one.run_dir] = one
+                self._doubtful[run.run_dir] = run
 
     def _from_accounting(self) -> Iterator[RunEvent]:
         """This half minute's question, to the accounting: for runs that are not in the queue and recorded no end."""

@@ -23,8 +23,7 @@ from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.files import temporary_names, untrusted_files
 from kit.images import check_against_lock
 from kit.record import private_files, secret
-from kit.record.manifest import Manifest
-from kit.record.manifest import read as read_manifest
+from kit.record.manifest import Manifest, read_manifest
 from kit.schema.job import Job
 from kit.schema.run_paths import RunPaths
 from kit.ssh import run_folder_mirror as mirrors
@@ -183,7 +182,7 @@ def _images(run_dir: Path, record: Manifest) -> dict[str, Path]:
     store = data_folders.image_store() if mirrors.holding(run_dir) else Path(record.image).parent.parent
     found = {}
     for path in sorted(RunPaths(run_dir).locks.glob("*.lock")):
-        lock = image_lock.read(path)
+        lock = image_lock.read_lock(path)
         file = check_against_lock.check(lock, store, full=False)
         found[f"{archive_format.IMAGE}{lock.sha256}.sqsh"] = file
     return found
@@ -191,24 +190,24 @@ def _images(run_dir: Path, record: Manifest) -> dict[str, Path]:
 
 def _secrets(run_dir: Path, record: Manifest) -> dict[str, bytes]:
     """Name -> value of the job's secrets that are known here: those that the run got, and those that a new run would get."""
-    found: dict[str, str] = {}
+    values: dict[str, str] = {}
     with suppress(ConfigError):
         job, place = config.load_model(RunPaths(run_dir).job, Job), Path(record.job_file)
-        found |= {name: os.environ[name] for name in job.secrets.env if name in os.environ}
-        found |= secret.gather(job, job_dir=place.parent, job_file=record.job_file)
-    found |= secret.read(run_dir) | secret.read_urls(run_dir)
-    return {name: value.encode() for name, value in found.items() if len(value) >= _SHORTEST_SECRET}
+        values |= {name: os.environ[name] for name in job.secrets.env if name in os.environ}
+        values |= secret.gather(job, job_dir=place.parent, job_file=record.job_file)
+    values |= secret.read_secrets(run_dir) | secret.read_urls(run_dir)
+    return {name: value.encode() for name, value in values.items() if len(value) >= _SHORTEST_SECRET}
 
 
 def _refuse_private(run_dir: Path, sources: Mapping[str, Path]) -> None:
     """RunError, with their names, for files and values that look like keys or logins. Logs and images are not searched."""
-    found = [str(path) for name, path in sources.items() if _is_private(name, path)]
+    findings = [str(path) for name, path in sources.items() if _is_private(name, path)]
     with suppress(ConfigError):
         job = config.load_model(RunPaths(run_dir).job, Job)
-        found += [f"{RunPaths(run_dir).job}: {key}" for key, _ in private_files.private_values(job)]
-    if found:
-        more = f"\n  and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
-        listed = "".join(f"\n  {one}" for one in found[:_NAMED])
+        findings += [f"{RunPaths(run_dir).job}: {key}" for key, _ in private_files.private_values(job)]
+    if findings:
+        more = f"\n  and {len(findings) - _NAMED} more" if len(findings) > _NAMED else ""
+        listed = "".join(f"\n  {finding}" for finding in findings[:_NAMED])
         problem = f"what looks like a key, a login or a token would be in the file:{listed}{more}"
         raise RunError(
             problem, hint=f"kit export {run_dir.name} --with-private, if whoever gets the file may have them"

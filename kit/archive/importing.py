@@ -70,13 +70,15 @@ def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | N
         with whole_folder.make_whole(final) as partial, contextlib.ExitStack() as held:
             aside = partial / ".import"
             aside.mkdir()
-            place = aside
+            image_folder = aside
             if any(name.startswith(archive_format.IMAGE) for name in index.members):
-                images.prepare(image_store)
-                place = held.enter_context(images.workspace(image_store))
-            _unpack(file, tar, index, {archive_format.RUN: partial, archive_format.IMAGE: place, "snapshot/": aside})
+                images.prepare_store(image_store)
+                image_folder = held.enter_context(images.workspace(image_store))
+            _unpack(
+                file, tar, index, {archive_format.RUN: partial, archive_format.IMAGE: image_folder, "snapshot/": aside}
+            )
             record, tree = _checked(file, index, partial, aside)
-            _publish(file, index, _locks(record, partial), place, image_store)
+            _publish(file, index, _locks(record, partial), image_folder, image_store)
             if tree is not None:
                 objects = aside / "objects"
                 workspace.store_of(runs_dir).put_from(tree, lambda entry: objects / entry.content)
@@ -99,7 +101,7 @@ def _is_here(final: Path, digest: str, index: Index) -> bool:
     if not final.exists():
         return False
     with contextlib.suppress(RunError):
-        here = manifest.read(RunPaths(final).manifest)
+        here = manifest.read_manifest(RunPaths(final).manifest)
         ours = index.members.get(f"{archive_format.RUN}manifest.json")
         if here.imported and here.imported.index == digest:
             return True
@@ -150,19 +152,19 @@ def _unpack(file: Path, tar: tarfile.TarFile, index: Index, places: dict[str, Pa
     """Write each member that the index lists, and compare it with the index; RunError for any other member."""
     missing = dict(index.members)
     try:
-        while missing and (one := tar.next()) is not None:
-            wanted = missing.pop(one.name, None)
+        while missing and (member := tar.next()) is not None:
+            wanted = missing.pop(member.name, None)
             if wanted is None:
-                problem = "is there twice" if one.name in index.members else "is not in its index"
-                raise RunError(f"{file}: {one.name[:200]!r} {problem}")
-            if not _is_plain(one):
-                raise RunError(f"{file}: {one.name!r} is not a regular file, and an exported run has nothing else")
-            if one.size != wanted.size:
-                raise RunError(f"{file}: {one.name!r} has {one.size} bytes, and its index says {wanted.size}")
-            top = next(top for top in places if one.name.startswith(top))
-            content = tar.extractfile(one)
+                problem = "is there twice" if member.name in index.members else "is not in its index"
+                raise RunError(f"{file}: {member.name[:200]!r} {problem}")
+            if not _is_plain(member):
+                raise RunError(f"{file}: {member.name!r} is not a regular file, and an exported run has nothing else")
+            if member.size != wanted.size:
+                raise RunError(f"{file}: {member.name!r} has {member.size} bytes, and its index says {wanted.size}")
+            top = next(top for top in places if member.name.startswith(top))
+            content = tar.extractfile(member)
             assert content is not None
-            _write(file, content, one.name, wanted, places[top] / one.name.removeprefix(top))
+            _write(file, content, member.name, wanted, places[top] / member.name.removeprefix(top))
     except _DAMAGED as error:
         raise _damaged(file, error) from None
     if missing:
@@ -190,7 +192,7 @@ def _is_plain(one: tarfile.TarInfo) -> bool:
 
 def _checked(file: Path, index: Index, partial: Path, aside: Path) -> tuple[Manifest, Listing | None]:
     """The manifest, and the tree of its code. RunError if they do not belong together."""
-    record = manifest.read(RunPaths(partial).manifest)
+    record = manifest.read_manifest(RunPaths(partial).manifest)
     if record.run_id != index.run_id:
         raise RunError(f"{file}: its manifest is of run {record.run_id!r}, and its index is of run {index.run_id!r}")
     for name, digest in record.records.items():
@@ -217,17 +219,17 @@ def _locks(record: Manifest, run_dir: Path) -> dict[str, ImageLock]:
     from kit.images import image_lock
 
     names = [name for name in record.records if name.startswith("locks/")]
-    return {lock.sha256: lock for lock in (image_lock.read(run_dir / name) for name in names)}
+    return {lock.sha256: lock for lock in (image_lock.read_lock(run_dir / name) for name in names)}
 
 
-def _publish(file: Path, index: Index, locks: Mapping[str, ImageLock], place: Path, image_store: Path) -> None:
+def _publish(file: Path, index: Index, locks: Mapping[str, ImageLock], image_folder: Path, image_store: Path) -> None:
     """Move images into the store, after comparing each with a lock of the run."""
     for name in (name for name in index.members if name.startswith(archive_format.IMAGE)):
         sha256 = Path(name).stem
         if sha256 not in locks or index.members[name].sha256 != sha256:
             raise LockError(f"{file}: no lock of the run names the image {name!r}")
         if not images.path(image_store, sha256).is_file():
-            unpacked = place / f"{sha256}.sqsh"
+            unpacked = image_folder / f"{sha256}.sqsh"
             _flush(unpacked)
             images.publish(image_store, unpacked, sha256, {"name": locks[sha256].name, "source": "import of a run"})
 

@@ -23,14 +23,14 @@ def find(run_dir: Path, patterns: Sequence[str], code: Mapping[str, str]) -> dic
     A pattern is relative to the program's working folder or to the run folder; that of a folder means all that is in it. Links and
     hidden files are left out, and so is the code as it was submitted. UsageError for a pattern that leads out or matches nothing.
     """
-    found: dict[str, Path] = {}
+    files: dict[str, Path] = {}
     for pattern in patterns:
         _require_inside(pattern)
         matching = {str(path.relative_to(run_dir)): path for path in _matching(run_dir, pattern, code)}
         if not matching:
             raise _nothing(run_dir, pattern, code)
-        found |= matching
-    return found
+        files |= matching
+    return files
 
 
 def _require_inside(pattern: str) -> None:

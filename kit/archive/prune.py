@@ -67,42 +67,42 @@ def choose(runs: Sequence[Status], wish: Wish, *, now: float | None = None) -> l
     """What fulfils the wish, oldest first. Runs that are not known to have ended, and those of other users, never do."""
     moment = time.time() if now is None else now
     together: dict[Path, list[Status]] = {}
-    for one in runs:
-        together.setdefault(_folder_of(one.run_dir), []).append(one)
+    for run in runs:
+        together.setdefault(_folder_of(run.run_dir), []).append(run)
     ended = {folder: those for folder, those in together.items() if all(map(_has_ended, those))}
     last = {folder: max(map(_last_record, those)) for folder, those in ended.items()}
     stay = _newest(ended, last, wish.keep_last)
     wanted = {
         folder: found
-        for folder, those in sorted(ended.items(), key=lambda one: last[one[0]])
+        for folder, those in sorted(ended.items(), key=lambda item: last[item[0]])
         if folder not in stay and (found := _found(folder, those, (moment - last[folder]) / _DAY_S, wish))
     }
     if not wish.referenced:
         return _without_named(wanted, together)
     named = _names({*together} - {*wanted}, wanted)
-    return [replace(one, named_by=named.get(folder, "")) for folder, one in wanted.items()]
+    return [replace(old_run, named_by=named.get(folder, "")) for folder, old_run in wanted.items()]
 
 
-def remove(found: Iterable[OldRun], *, done: Callable[[OldRun], None]) -> list[str]:
+def remove(old_runs: Iterable[OldRun], *, done: Callable[[OldRun], None]) -> list[str]:
     """Remove what is not kept; `done` is called after each. Returns a sentence for each folder that could not be removed.
 
     A run that was submitted again since `choose` stays.
     """
     problems = []
-    for one in found:
-        if one.kept:
+    for old_run in old_runs:
+        if old_run.kept:
             continue
-        if any(_record_of(run_dir) != record for run_dir, record in one.records):
-            problems.append(f"{one.folder} has changed since it was listed")
+        if any(_record_of(run_dir) != record for run_dir, record in old_run.records):
+            problems.append(f"{old_run.folder} has changed since it was listed")
             continue
-        hidden = one.folder.with_name(f"{_REMOVED}{one.folder.name}")
+        hidden = old_run.folder.with_name(f"{_REMOVED}{old_run.folder.name}")
         try:
-            one.folder.rename(hidden)
+            old_run.folder.rename(hidden)
             _remove_tree(hidden)
         except OSError as error:
             problems.append(f"{error.filename or hidden}: {error.strerror}")
             continue
-        done(one)
+        done(old_run)
     return problems
 
 
@@ -156,7 +156,7 @@ def _newest(ended: dict[Path, list[Status]], last: dict[Path, float], count: int
 
 
 def _found(folder: Path, those: Sequence[Status], age: float, wish: Wish) -> OldRun | None:
-    states = tuple(state for state, _ in Counter(one.state for one in those).most_common())
+    states = tuple(state for state, _ in Counter(run.state for run in those).most_common())
     if age < wish.older_than or (wish.states and not {*states} <= {*wish.states}):
         return None
     if folder.lstat().st_uid != os.geteuid():
@@ -166,7 +166,7 @@ def _found(folder: Path, those: Sequence[Status], age: float, wish: Wish) -> Old
         return None
     kept = f"something is mounted at {mounted}" if mounted else ""
     name = those[0].facts.job_name
-    records = tuple((one.run_dir, _record_of(one.run_dir)) for one in those)
+    records = tuple((run.run_dir, _record_of(run.run_dir)) for run in those)
     return OldRun(folder=folder, job_name=name, states=states, age=age, size=size, records=records, kept=kept)
 
 

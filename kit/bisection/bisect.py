@@ -76,7 +76,7 @@ class Bisection:
         return result(known)
 
     def _record(self) -> BisectionRecord:
-        known = records.read(self.folder)
+        known = records.read_bisection(self.folder)
         if known is None:
             raise RunError(f"{self.folder}: no bisection was started in this folder")
         return known
@@ -98,9 +98,9 @@ class Bisection:
         # Record the whole round before submitting, so that after a kill it is the same round.
         known.write(self.folder)
         for state in states:
-            known = self._submitted(known, known.of(state), say)
+            known = self._submitted(known, known.find_trial(state), say)
         for state in states:
-            point = known.of(state)
+            point = known.find_trial(state)
             if point.verdict is None:
                 known = self._judged(known, point, say)
         return known
@@ -111,14 +111,14 @@ class Bisection:
             return known
         state = point.state
         try:
-            made = self.pair.prepare(
-                known.changes[:state], known.changes, run_id=self._run_id(known, state), place=self.folder
+            prepared = self.pair.prepare_state(
+                known.changes[:state], known.changes, run_id=self._run_id(known, state), folder=self.folder
             )
-            point = point.model_copy(update={"run_dir": str(made.plan.run_dir)})
+            point = point.model_copy(update={"run_dir": str(prepared.plan.run_dir)})
             # Record the run folder before submitting, so that the run is found again after a kill.
             known = known.with_point(point)
             known.write(self.folder)
-            sent = submit.submit(made)
+            sent = submit.submit(prepared)
         except (ConfigError, ImageError, RunError, JobRefusedError) as error:
             # A missing engine also says nothing about the state.
             if state in {0, len(known.changes)} or isinstance(error, EngineError):
@@ -140,18 +140,20 @@ class Bisection:
         path = RunPaths(run_dir).manifest
         if not path.exists():
             return False
-        made = manifest.read(path)
-        (now,) = status.of([run_dir], queue=catch_up.queue())
-        if made.job_id is not None or now.job_id is not None:
+        run_manifest = manifest.read_manifest(path)
+        (now,) = status.read_statuses([run_dir], queue=catch_up.queue())
+        if run_manifest.job_id is not None or now.job_id is not None:
             return True
-        if not find_host(made.cluster).is_up():
-            raise SlurmError(f"cluster {made.cluster!r} is not up", hint="bring it up, and give the same command again")
+        if not find_host(run_manifest.cluster).is_up():
+            raise SlurmError(
+                f"cluster {run_manifest.cluster!r} is not up", hint="bring it up, and give the same command again"
+            )
         while True:
             young = time.time() - path.stat().st_mtime < _SENDING_S
-            scripts = client.scripts(env=find_host(made.cluster).env())
+            scripts = client.scripts(env=find_host(run_manifest.cluster).env())
             job_id = scripts.get(str(RunPaths(run_dir).batch))
             if job_id is not None:
-                made.model_copy(update={"job_id": job_id}).write(path)
+                run_manifest.model_copy(update={"job_id": job_id}).write(path)
                 return True
             if not young:
                 whole_folder.remove(run_dir)
@@ -192,17 +194,17 @@ def begin(
 
     UsageError if the criterion does not distinguish the two runs, or if there is no difference that can be tried.
     """
-    good, bad = (one.status.run_dir for one in ends)
+    good, bad = (end.status.run_dir for end in ends)
     kinds = [kind for kind in KINDS if kind in over]
     words = json.dumps([str(good), str(bad), by.model_dump(mode="json"), kinds])
     name = f"bisect-{hashlib.sha256(words.encode()).hexdigest()[:8]}"
     folder = _runs_dir(good) / records.FOLDER / name
-    made = Bisection(folder=folder, pair=pair, explain=explain, width=width)
-    if records.read(folder) is None:
-        for one, wanted in zip(ends, ("good", "bad"), strict=True):
-            found = judge(by, one)
+    bisection = Bisection(folder=folder, pair=pair, explain=explain, width=width)
+    if records.read_bisection(folder) is None:
+        for end, wanted in zip(ends, ("good", "bad"), strict=True):
+            found = judge(by, end)
             if found.verdict != wanted:
-                run = one.status.run_dir.name
+                run = end.status.run_dir.name
                 raise UsageError(
                     f"run {run} was named as the {wanted} one, but it is {found.verdict}: {found.said}",
                     hint=f"kit why {run}",
@@ -211,13 +213,13 @@ def begin(
         if not changes:
             raise UsageError(
                 f"nothing differs between {good.name} and {bad.name} that can be tried"
-                + "".join(f"\n  {one}" for one in left_out),
+                + "".join(f"\n  {difference}" for difference in left_out),
                 hint=f"kit diff {good.name} {bad.name}",
             )
         BisectionRecord(good=str(good), bad=str(bad), by=by, changes=tuple(changes), left_out=tuple(left_out)).write(
             folder
         )
-    return made
+    return bisection
 
 
 def result(known: BisectionRecord) -> Result:
@@ -226,20 +228,26 @@ def result(known: BisectionRecord) -> Result:
     low, high = search.interval(verdicts, last)
     if verdicts[0] != "good" or verdicts[last] != "bad":
         low, high = 0, last
-    good, bad = known.of(low), known.of(high)
+    good, bad = known.find_trial(low), known.find_trial(high)
     changes = known.changes[low:high]
     if verdicts[0] != "good":
-        said = f"the good run is {verdicts[0]} when it is run again ({good.said}): no change made the difference"
+        conclusion = f"the good run is {verdicts[0]} when it is run again ({good.said}): no change made the difference"
     elif verdicts[last] != "bad":
-        said = f"the bad run is {verdicts[last]} when it is run again ({bad.said}): no change made it bad"
+        conclusion = f"the bad run is {verdicts[last]} when it is run again ({bad.said}): no change made it bad"
     elif len(changes) == 1:
-        said = f"{changes[0].text} made it bad: with it {bad.said}, without it {good.said}"
+        conclusion = f"{changes[0].text} made it bad: with it {bad.said}, without it {good.said}"
     else:
         named = f"{changes[0].text} to {changes[-1].text}"
-        said = f"one of {len(changes)} changes made it bad, and no state between them could be tried: {named}"
+        conclusion = f"one of {len(changes)} changes made it bad, and no state between them could be tried: {named}"
     runs = sum(bool(one.run_dir) and one.verdict is not None for one in known.points)
     return Result(
-        conclusion=said, changes=changes, good=good, bad=bad, rounds=known.rounds, runs=runs, left_out=known.left_out
+        conclusion=conclusion,
+        changes=changes,
+        good=good,
+        bad=bad,
+        rounds=known.rounds,
+        runs=runs,
+        left_out=known.left_out,
     )
 
 

@@ -44,18 +44,22 @@ def of_keys(
     keys that belong to another change.
     """
     left_out = {*fixed, *_PLACEMENT}
-    found = []
-    for one in keys.between(good, bad, *set_by):
-        derived = one.set_by_a == one.set_by_b == keys.OWN and one.key != "seed"
-        if one.key in left_out or derived:
+    changes = []
+    for difference in keys.between(good, bad, *set_by):
+        derived = difference.set_by_a == difference.set_by_b == keys.OWN and difference.key != "seed"
+        if difference.key in left_out or derived:
             continue
-        if one.key == "args" and (options := _options_of(one.a, one.b)) is not None:
-            found += options
+        if difference.key == "args" and (options := _options_of(difference.a, difference.b)) is not None:
+            changes += options
         else:
-            found.append(
-                Change(kind="keys", name=one.key, text=f"the key {one.key} ({_value(one.a)} -> {_value(one.b)})")
+            changes.append(
+                Change(
+                    kind="keys",
+                    name=difference.key,
+                    text=f"the key {difference.key} ({_value(difference.a)} -> {_value(difference.b)})",
+                )
             )
-    return found
+    return changes
 
 
 def derived(good: Mapping[str, Any], bad: Mapping[str, Any], set_by: Sequence[Sequence[SetBy]]) -> list[str]:
@@ -68,14 +72,14 @@ def derived(good: Mapping[str, Any], bad: Mapping[str, Any], set_by: Sequence[Se
 
 
 def job_with(
-    good: Mapping[str, Any], bad: Mapping[str, Any], made: Iterable[str], *, every: bool, without: Iterable[str] = ()
+    good: Mapping[str, Any], bad: Mapping[str, Any], names: Iterable[str], *, every: bool, without: Iterable[str] = ()
 ) -> dict[str, Any]:
     """The good run's job with some keys of the bad one. every: all changes of keys are included. without: keys to remove."""
     table: dict[str, Any] = json.loads(json.dumps(good))
     for key in without:
         _copy(table, {}, key.split("."))
     options = []
-    for key in made:
+    for key in names:
         if key.startswith(_OPTION):
             options.append(key.removeprefix(_OPTION))
         else:
@@ -117,17 +121,17 @@ def _copy(table: dict[str, Any], bad: Mapping[str, Any], parts: Sequence[str]) -
 
 def _words_by_option(args: Sequence[str]) -> dict[str, list[str]] | None:
     """Option -> its words, in order. Words before the first option have the name ''. None if an option occurs twice."""
-    found: dict[str, list[str]] = {"": []}
+    words: dict[str, list[str]] = {"": []}
     name = ""
     for word in args:
         if word.startswith("--") and len(word) > 2:
             name = word.partition("=")[0]
-            if name in found:
+            if name in words:
                 return None
-            found[name] = [word]
+            words[name] = [word]
         else:
-            found[name].append(word)
-    return found
+            words[name].append(word)
+    return words
 
 
 def _options_of(a: object, b: object) -> list[Change] | None:

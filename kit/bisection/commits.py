@@ -69,40 +69,40 @@ class Workspaces:
 
         RunError if git cannot give it; ConfigError as in `scan`.
         """
-        with tempfile.TemporaryDirectory(prefix="kit-bisect-") as place:
-            copy = Path(place, "files")
+        with tempfile.TemporaryDirectory(prefix="kit-bisect-") as scratch:
+            copy = Path(scratch, "files")
             copy.mkdir()
             try:
-                self._export(commit, Path(place))
+                self._export(commit, Path(scratch))
             except ToolError as error:
                 said = error.message.strip().splitlines()[-1]
                 raise RunError(f"commit {commit[:10]}: git does not give its files: {said}") from None
-            found = scan.scan(
+            scan_result = scan.scan(
                 copy,
-                index=Path(place, "no-index"),
-                without=[copy / one for one in self.left.paths],
+                index=Path(scratch, "no-index"),
+                without=[copy / path for path in self.left.paths],
                 rules=self.left.rules,
                 asked_by=str(self.folder),
             )
-            entries = [self._with_link_target(one, copy) for one in found.tree.entries]
+            entries = [self._with_link_target(entry, copy) for entry in scan_result.tree.entries]
             if not bare:
-                here = {one.path for one in entries}
-                for one in self.extra:
-                    if one.path not in here:
-                        self._copy_extra(one, copy)
-                        entries.append(one)
-            tree = tree_listing.made(entries)
+                here = {entry.path for entry in entries}
+                for entry in self.extra:
+                    if entry.path not in here:
+                        self._copy_extra(entry, copy)
+                        entries.append(entry)
+            tree = tree_listing.make_listing(entries)
             self.store.put_folder(tree, copy)
         return tree
 
-    def _export(self, commit: str, place: Path) -> None:
+    def _export(self, commit: str, scratch: Path) -> None:
         """Write the files of a commit. This uses its own index, so the user's does not change."""
-        env = {"GIT_INDEX_FILE": str(place / "index")}
+        env = {"GIT_INDEX_FILE": str(scratch / "index")}
         below = _git(self.folder, "rev-parse", "--show-prefix").strip()
         _git(self.folder, "read-tree", f"{commit}:{below}", env=env)
         top = Path(_git(self.folder, "rev-parse", "--show-toplevel").strip())
         # Run from the top folder: checkout-index puts the prefix before paths from there.
-        _git(top, "checkout-index", "--all", "--force", f"--prefix={place / 'files'}/", env=env)
+        _git(top, "checkout-index", "--all", "--force", f"--prefix={scratch / 'files'}/", env=env)
 
     def _with_link_target(self, entry: ListedFile, copy: Path) -> ListedFile:
         """The entry of a link. The target of a link out of the copy is relative to the folder itself."""

@@ -38,10 +38,10 @@ def is_whole(names: Sequence[str]) -> bool:
     return any(not name.startswith(_PACKAGE) for name in names)
 
 
-def built(good: Earlier, bad: Earlier, names: Sequence[str], *, place: Path, store: Path) -> ImageLock:
+def built(good: Earlier, bad: Earlier, names: Sequence[str], *, folder: Path, store: Path) -> ImageLock:
     """The lock of the good run's image with some packages in the bad run's version. The image is built if the store lacks it.
 
-    names: of changes. place: a folder for its locks. ImageError when it cannot be built.
+    names: of changes. folder: a folder for its locks. ImageError when it cannot be built.
     """
     locks = [one.lock(one.manifest.image_name) for one in (good, bad)]
     assert locks[0] is not None
@@ -50,7 +50,7 @@ def built(good: Earlier, bad: Earlier, names: Sequence[str], *, place: Path, sto
     wanted = {name: theirs.get(name) for name in (one.removeprefix(_PACKAGE) for one in names)}
     python = _python(good, locks[0])
     try:
-        return image_variant.make(locks[0], wanted, python=python, place=place, store=store, report=Silent())
+        return image_variant.make(locks[0], wanted, python=python, root=folder, store=store, report=Silent())
     except ToolError as error:
         raise ImageError(f"an image with {_text(wanted)}: {error.message}") from None
 

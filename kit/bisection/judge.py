@@ -50,26 +50,28 @@ class Ended(NamedTuple):
     answer: Answer
 
 
-def judge(by: Criterion, one: Ended) -> Judged:
+def judge(by: Criterion, ended: Ended) -> Judged:
     """Judge a run that has ended. RunError if the user's program ends with a code that has no meaning."""
     if by.kind == "check":
-        return _checked(by.check, one.status.run_dir)
-    code = one.status.exit_code
-    said = f"exit code {'unknown' if code is None else code} ({one.answer.line})"
-    well = one.status.state == "COMPLETED" and not code
-    outside = not well and one.answer.verdict in _OUTSIDE and one.answer.rule != by.rule
+        return _checked(by.check, ended.status.run_dir)
+    code = ended.status.exit_code
+    outcome = f"exit code {'unknown' if code is None else code} ({ended.answer.line})"
+    well = ended.status.state == "COMPLETED" and not code
+    outside = not well and ended.answer.verdict in _OUTSIDE and ended.answer.rule != by.rule
     if by.kind == "exit-code":
         if well:
             return Judged("good", "exit code 0")
-        return Judged("untestable" if code is None or outside else "bad", said)
-    value = value_of(one.status.run_dir, by.metric)
+        return Judged("untestable" if code is None or outside else "bad", outcome)
+    value = value_of(ended.status.run_dir, by.metric)
     if value is None:
-        return Judged("untestable", f"no {by.metric}; {said}")
+        return Judged("untestable", f"no {by.metric}; {outcome}")
     # The value of a run that was ended early may be one of its first steps, when a good run is no better. But NaN stays NaN.
     if _is_worse(by, value) and (math.isnan(value) or not outside):
         return Judged("bad", f"{by.metric} {value:.9g}")
     return (
-        Judged("good", f"{by.metric} {value:.9g}") if well else Judged("untestable", f"{by.metric} {value:.9g}; {said}")
+        Judged("good", f"{by.metric} {value:.9g}")
+        if well
+        else Judged("untestable", f"{by.metric} {value:.9g}; {outcome}")
     )
 
 
@@ -84,14 +86,14 @@ def by_metric(metric: str, worse_than: float | None, good: Ended, bad: Ended) ->
 
     UsageError if there is no such criterion.
     """
-    values = [value_of(one.status.run_dir, metric) for one in (good, bad)]
-    for one, value in zip((good, bad), values, strict=True):
+    values = [value_of(run.status.run_dir, metric) for run in (good, bad)]
+    for run, value in zip((good, bad), values, strict=True):
         if value is None:
             known = sorted(
-                {name for r in metrics.records(one.status.run_dir) for name, v in r.items() if isinstance(v, float)}
+                {name for r in metrics.records(run.status.run_dir) for name, v in r.items() if isinstance(v, float)}
             )
             raise UsageError(
-                f"--metric {metric}: run {one.status.run_dir.name} has not reported it",
+                f"--metric {metric}: run {run.status.run_dir.name} has not reported it",
                 hint=f"it has reported {', '.join(known) or 'nothing'}",
             )
     x, y = (value if value is not None else math.nan for value in values)

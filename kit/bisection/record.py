@@ -50,7 +50,7 @@ class BisectionRecord(Model):
         """The number of rounds so far."""
         return max((one.round for one in self.points), default=0)
 
-    def of(self, state: int) -> Trial:
+    def find_trial(self, state: int) -> Trial:
         """The trial of a state."""
         return next(one for one in self.points if one.state == state)
 
@@ -65,7 +65,7 @@ class BisectionRecord(Model):
         atomic_write.write(folder / _FILE, self.model_dump_json(indent=1) + "\n")
 
 
-def read(folder: Path) -> BisectionRecord | None:
+def read_bisection(folder: Path) -> BisectionRecord | None:
     """The record in a folder; None if there is none. RunError if it cannot be read."""
     path = folder / _FILE
     if not path.exists():

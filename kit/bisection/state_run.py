@@ -49,29 +49,29 @@ class Pair:
 
     def changes(self, over: Sequence[Kind] = KINDS) -> tuple[list[Change], list[str]]:
         """The changes in order, and descriptions of differences that cannot be tried. over: the wanted kinds."""
-        found: dict[Kind, list[Change]] = {
+        by_kind: dict[Kind, list[Change]] = {
             "code": [*self._code(), *self._programs()],
             "image": intermediate_images.changes(self.good, self.bad),
             "nodes": changes.of_nodes(self.good_nodes, self.bad_nodes),
         }
-        found["keys"] = changes.of_keys(
-            self.good.job, self.bad.job, self._set_by, fixed={"image"} if found["image"] else ()
+        by_kind["keys"] = changes.of_keys(
+            self.good.job, self.bad.job, self._set_by, fixed={"image"} if by_kind["image"] else ()
         )
-        wanted = [one for kind in KINDS if kind in over for one in found[kind]]
+        wanted = [one for kind in KINDS if kind in over for one in by_kind[kind]]
         others = [
-            f"the {kind} ({len(found[kind])} changes): --over {kind}"
+            f"the {kind} ({len(by_kind[kind])} changes): --over {kind}"
             for kind in KINDS
-            if kind not in over and found[kind]
+            if kind not in over and by_kind[kind]
         ]
         return wanted, [*others, *self._not_tried()]
 
-    def prepare(self, made: Sequence[Change], every: Sequence[Change], *, run_id: str, place: Path) -> Prepared:
-        """Plan the state with the changes `made` of `every` change, and build its image. place: a folder for the image's files.
+    def prepare_state(self, made: Sequence[Change], every: Sequence[Change], *, run_id: str, folder: Path) -> Prepared:
+        """Plan the state with the changes `made` of `every` change, and build its image. folder: a folder for the image's files.
 
         ConfigError, ImageError and RunError if the state cannot be planned.
         """
-        names = {kind: [one.name for one in made if one.kind == kind] for kind in KINDS}
-        all_keys = len(names["keys"]) == sum(one.kind == "keys" for one in every)
+        names = {kind: [change.name for change in made if change.kind == kind] for kind in KINDS}
+        all_keys = len(names["keys"]) == sum(change.kind == "keys" for change in every)
         table = changes.job_with(
             self.good.job,
             self.bad.job,
@@ -79,7 +79,7 @@ class Pair:
             every=all_keys,
             without=changes.derived(self.good.job, self.bad.job, self._set_by),
         )
-        if any(one.kind == "nodes" for one in every):
+        if any(change.kind == "nodes" for change in every):
             nodes = changes.nodes_with(self.good_nodes, names["nodes"])
             table = {**table, "slurm": {**table.get("slurm", {}), "nodelist": ",".join(nodes)}}
             table["slurm"].pop("exclude", None)
@@ -98,7 +98,7 @@ class Pair:
         if not names["image"] or intermediate_images.is_whole(names["image"]):
             return planned
         images_in = Path(planned.plan.decisions.paths.store)
-        built = intermediate_images.built(self.good, self.bad, names["image"], place=place, store=images_in)
+        built = intermediate_images.built(self.good, self.bad, names["image"], folder=folder, store=images_in)
         return _planned(replace(mixed, built=built), run_id)
 
     @property
@@ -139,12 +139,12 @@ class Pair:
         git = self.good.manifest.git, self.bad.manifest.git
         if git[0] is None or git[1] is None or self.good.manifest.job_file != self.bad.manifest.job_file:
             return [whole]
-        found = commits.between(self._folder, git[0].commit, git[1].commit)
-        if not found:
+        history = commits.between(self._folder, git[0].commit, git[1].commit)
+        if not history:
             return [whole]
         try:
             made = self._workspaces
-            ends = [made.at(one.commit).hash for one in git if one is not None]
+            ends = [made.at(end.commit).hash for end in git if end is not None]
         except RunError:
             return [whole]
         before, after = [], []
@@ -154,7 +154,7 @@ class Pair:
         if ends[1] != bad.hash:
             text = f"the bad run's changes that are not in its commit {git[1].commit[:10]}"
             after = [Change(kind="code", name=f"{_TREE}{bad.hash}", text=text)]
-        return [*before, *(Change(kind="code", name=one.name, text=one.text) for one in found), *after]
+        return [*before, *(Change(kind="code", name=commit.name, text=commit.text) for commit in history), *after]
 
     def _workspace_of(self, names: Sequence[str]) -> tuple[Listing, Store, Git | None]:
         """The code of a state, stored as a snapshot: the state after the last of these changes."""
@@ -163,7 +163,7 @@ class Pair:
             return good, store, self.good.manifest.git
         last = names[-1]
         if last.startswith(_TREE):
-            return bad_store.read(last.removeprefix(_TREE)), bad_store, self.bad.manifest.git
+            return bad_store.read_listing(last.removeprefix(_TREE)), bad_store, self.bad.manifest.git
         tree = self._workspaces.at(last)
         branch = self.good.manifest.git.branch if self.good.manifest.git else ""
         return tree, store, Git(commit=last, branch=branch, dirty=False)
@@ -176,20 +176,20 @@ class Pair:
 
     def _not_tried(self) -> list[str]:
         good, bad = self.good.manifest, self.bad.manifest
-        found = []
+        differences = []
         if good.versions.get("kit") != bad.versions.get("kit"):
-            found.append(
+            differences.append(
                 f"the kit ({good.versions.get('kit')} -> {bad.versions.get('kit')}): every state is run by this one"
             )
         if good.data != bad.data:
-            found.append("the prepared data: every state reads what is there now")
+            differences.append("the prepared data: every state reads what is there now")
         if len(self.good_nodes) != len(self.bad_nodes):
-            found.append(f"the nodes ({len(self.good_nodes)} -> {len(self.bad_nodes)} of them): Slurm chooses")
+            differences.append(f"the nodes ({len(self.good_nodes)} -> {len(self.bad_nodes)} of them): Slurm chooses")
         if not good.set_by or not bad.set_by:
-            found.append(
+            differences.append(
                 "which keys follow from others: an older kit did not record who set each, so that all that differ are tried"
             )
-        return found
+        return differences
 
 
 def _planned(mixed: _Mixed, run_id: str) -> Prepared:

@@ -31,7 +31,7 @@ def facts(
     predicted = checkpoint_bytes(
         shape.parameters, precision, optimizer, distributed_optimizer=parallel.distributed_optimizer
     )
-    found = {
+    sizes = {
         "parameters": shape.parameters,
         "weights": predicted.weights,
         "master": predicted.master,
@@ -41,18 +41,18 @@ def facts(
         "disk": predicted.total * (keep + 1),
     }
     if parallel.tp * parallel.pp * parallel.dp > 1:
-        found["largest_rank"] = largest_share(shape, precision, optimizer, parallel)
-    return found if compare is None else {**found, "compare": _compared(on_disk(compare), predicted)}
+        sizes["largest_rank"] = largest_share(shape, precision, optimizer, parallel)
+    return sizes if compare is None else {**sizes, "compare": _compared(on_disk(compare), predicted)}
 
 
-def _compared(found: OnDisk, predicted: CheckpointBytes) -> dict[str, Any]:
-    expected = predicted.weights if found.weights_only else predicted.total
+def _compared(checkpoint: OnDisk, predicted: CheckpointBytes) -> dict[str, Any]:
+    expected = predicted.weights if checkpoint.weights_only else predicted.total
     return {
-        "path": str(found.path),
-        "files": found.files,
-        "on_disk": found.size,
+        "path": str(checkpoint.path),
+        "files": checkpoint.files,
+        "on_disk": checkpoint.size,
         "predicted": expected,
-        "difference": found.size - expected,
+        "difference": checkpoint.size - expected,
     }
 
 

@@ -99,19 +99,19 @@ def bisect(
     ends = (_ended(_here(good, runs_dir)), _ended(_here(bad, runs_dir)))
     _require_pair(*ends)
     by = _criterion(metric, worse_than, exit_code=exit_code, check=check, ends=ends)
-    made = _begun(ends, by, over, width=points)
-    _announce(made)
+    bisection = _begun(ends, by, over, width=points)
+    _announce(bisection)
     if dry_run:
         return
     try:
-        found = made.run(_say)
+        result = bisection.run(_say)
     except KeyboardInterrupt:
         _say("the runs of this round continue, and so does the bisection when you give the same command again")
         raise
     if as_json:
-        print_json("bisect", found.model_dump(mode="json"))
+        print_json("bisect", result.model_dump(mode="json"))
     else:
-        _show(found)
+        _show(result)
 
 
 def _begun(ends: tuple[Ended, Ended], by: Criterion, over: list[Over] | None, *, width: int) -> Bisection:
@@ -123,8 +123,8 @@ def _begun(ends: tuple[Ended, Ended], by: Criterion, over: list[Over] | None, *,
 
     good, bad = (end.status for end in ends)
     pair = Pair(
-        good=recorded_inputs.read(good.run_dir),
-        bad=recorded_inputs.read(bad.run_dir),
+        good=recorded_inputs.read_inputs(good.run_dir),
+        bad=recorded_inputs.read_inputs(bad.run_dir),
         good_nodes=bisecting.nodes_of(good),
         bad_nodes=bisecting.nodes_of(bad),
     )
@@ -151,9 +151,11 @@ def _ended(run_dir: Path) -> Ended:
     from kit.bisection.judge import Ended
     from kit.cli.wait_and_follow import queue
     from kit.hosts import from_accounting, other_jobs
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
 
-    (one,) = from_accounting.add(of.of([run_dir], queue=queue()), ask=other_jobs.ask_accounting(say=_say), every=True)
+    (one,) = from_accounting.add(
+        host_status.read_statuses([run_dir], queue=queue()), ask=other_jobs.ask_accounting(say=_say), every=True
+    )
     return Ended(one, explain(one))
 
 
@@ -200,15 +202,15 @@ def _criterion(
     return Criterion(kind="exit-code", rule=rule)
 
 
-def _announce(made: Bisection) -> None:
+def _announce(bisection: Bisection) -> None:
     from kit.bisection import record, search
 
-    known = record.read(made.folder)
+    known = record.read_bisection(bisection.folder)
     assert known is not None
     count = len(known.changes)
-    rounds = search.most_rounds(count, made.width)
+    rounds = search.most_rounds(count, bisection.width)
     begun = f", {known.rounds} begun" if known.rounds else ""
-    _say(f"{made.folder.name}: {count} changes, at most {rounds} rounds{begun}")
+    _say(f"{bisection.folder.name}: {count} changes, at most {rounds} rounds{begun}")
     shown = known.changes if count <= _SHOWN else known.changes[: _SHOWN - 1]
     for place, one in enumerate(shown, 1):
         _say(f"  {place}  {one.text}")
@@ -218,11 +220,11 @@ def _announce(made: Bisection) -> None:
         _say(f"not tried: {line}")
 
 
-def _show(found: Result) -> None:
-    print(clean(found.conclusion))
-    for word, point in (("good", found.good), ("bad", found.bad)):
+def _show(result: Result) -> None:
+    print(clean(result.conclusion))
+    for word, point in (("good", result.good), ("bad", result.bad)):
         print(clean(f"  {word:<5} {Path(point.run_dir).name}: {point.said}"))
-    print(f"  after {found.rounds} rounds, {found.runs} runs")
-    for line in found.left_out:
+    print(f"  after {result.rounds} rounds, {result.runs} runs")
+    for line in result.left_out:
         print(clean(f"  not tried: {line}"))
-    print(f"  next  kit diff {Path(found.good.run_dir).name} {Path(found.bad.run_dir).name}")
+    print(f"  next  kit diff {Path(result.good.run_dir).name} {Path(result.bad.run_dir).name}")

@@ -82,7 +82,7 @@ def build_image(
     """Build an image, put it into the image store as a .sqsh file, and write its lock."""
     from kit import data_folders
     from kit.images.build import build
-    from kit.images.build.repository_image import RepositoryOptions, prepare
+    from kit.images.build.repository_image import RepositoryOptions, write_image_toml
     from kit.images.progress import Terminal
 
     _must_be_platform(platform)
@@ -97,7 +97,7 @@ def build_image(
         args=_arguments(build_arg or []),
     )
     if name is None or name in {".", ".."} or "/" in name:
-        name = prepare(_in_folder(wanted, name), project)
+        name = write_image_toml(_in_folder(wanted, name), project)
     elif wanted != RepositoryOptions():
         _refuse_for_name(name)
     order = build.BuildOrder(
@@ -137,15 +137,15 @@ def _arguments(given: list[str]) -> dict[str, str]:
     """Values of --build-arg by name. As in Docker, a name without a value takes that of the environment."""
     from kit.errors import UsageError
 
-    found = {}
+    arguments = {}
     for one in given:
         name, equals, value = one.partition("=")
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(f"--build-arg {one}: not a build argument", hint="--build-arg NAME=VALUE")
         if not equals and name not in os.environ:
             raise UsageError(f"--build-arg {name}: {name} is not set here", hint=f"--build-arg {name}=VALUE")
-        found[name] = value if equals else os.environ[name]
-    return found
+        arguments[name] = value if equals else os.environ[name]
+    return arguments
 
 
 def _network(given: str | None) -> str | None:

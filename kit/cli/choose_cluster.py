@@ -48,14 +48,14 @@ def _asked(job: Path, names: Sequence[str], *, overrides: list[str], containers:
     from kit.forecast import answers
     from kit.hosts import clusters
 
-    found: dict[str, list[WhenAnswer]] = {}
-    said: dict[str, str] = {}
+    replies: dict[str, list[WhenAnswer]] = {}
+    problems: dict[str, str] = {}
 
     def ask(name: str) -> None:
         try:
-            found[name] = answers.ask(job, clusters=[name], overrides=overrides, containers=containers)
+            replies[name] = answers.ask(job, clusters=[name], overrides=overrides, containers=containers)
         except KitError as error:
-            said[name] = error.message.splitlines()[0]
+            problems[name] = error.message.splitlines()[0]
 
     started = {name: threading.Thread(target=ask, args=(name,), daemon=True) for name in names}
     for thread in started.values():
@@ -64,9 +64,9 @@ def _asked(job: Path, names: Sequence[str], *, overrides: list[str], containers:
     for name, thread in started.items():
         remote = clusters.find_ssh_host(name)
         thread.join(_PATIENCE_S + (2 * remote.connection.timeout if remote else 0.0))
-        own = [one for one in found.get(name, ()) if one.as_written and one.pieces == 1]
+        own = [one for one in replies.get(name, ()) if one.as_written and one.pieces == 1]
         taken += [one for one in own if one.start is not None]
         refused = next((one.refused for one in own if one.start is None), "")
-        if problem := said.get(name) or refused or ("does not answer" if thread.is_alive() else ""):
+        if problem := problems.get(name) or refused or ("does not answer" if thread.is_alive() else ""):
             print(f"kit: {name}: {clean(problem)}", file=sys.stderr)
     return taken

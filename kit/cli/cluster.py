@@ -41,13 +41,13 @@ def login(
     from kit.hosts import clusters
 
     project = data_folders.project()
-    found = clusters.find_ssh_host(config.cluster_entry(name, project).name, project=project)
-    if found is None:
+    host = clusters.find_ssh_host(config.cluster_entry(name, project).name, project=project)
+    if host is None:
         problem = f"the file of cluster {name} has no [ssh] table, so there is no connection to open"
         raise UsageError(problem, hint='[ssh]\n       host = "login.pod"')
     if off:
-        found.connection.close()
-    elif code := found.connection.login():
+        host.connection.close()
+    elif code := host.connection.login():
         raise typer.Exit(code)
 
 
@@ -140,15 +140,15 @@ def status(
     from kit.errors import SlurmError
     from kit.slurm import embedded
 
-    found = embedded.status(name, folder=folder)
+    cluster_status = embedded.status(name, folder=folder)
     if as_json:
-        print_json("cluster status", _as_data(found))
+        print_json("cluster status", _as_data(cluster_status))
     else:
-        _print_table(found)
-    if found.state != "up":
+        _print_table(cluster_status)
+    if cluster_status.state != "up":
         raise SlurmError(
-            f"cluster {name} is broken: {', '.join(found.dead) or 'slurmctld'} does not run",
-            hint=f"`kit cluster down` removes what is left; the logs are in {found.cluster.layout.logs}",
+            f"cluster {name} is broken: {', '.join(cluster_status.dead) or 'slurmctld'} does not run",
+            hint=f"`kit cluster down` removes what is left; the logs are in {cluster_status.cluster.layout.logs}",
         )
 
 
@@ -220,16 +220,16 @@ def _say_without_file(name: str) -> None:
         _say('  embedded = true\n  [node]\n  cpus = 8\n  [container]\n  runtime = "auto"')
 
 
-def _as_data(found: ClusterStatus) -> dict[str, Any]:
-    cluster = found.cluster
+def _as_data(cluster_status: ClusterStatus) -> dict[str, Any]:
+    cluster = cluster_status.cluster
     return {
         "name": cluster.name,
-        "state": found.state,
+        "state": cluster_status.state,
         "slurm_conf": str(cluster.slurm_conf),
         "subnet": cluster.subnet,
         "has_pyxis": cluster.has_pyxis,
         "pyxis": str(cluster.pyxis) if cluster.pyxis else None,
-        "dead": list(found.dead),
+        "dead": list(cluster_status.dead),
         "nodes": [
             {
                 "name": shown.node.name,
@@ -239,7 +239,7 @@ def _as_data(found: ClusterStatus) -> dict[str, Any]:
                 "gpus": [str(device) for device in shown.node.gpus],
                 "enter": _enter(cluster, shown.node.name),
             }
-            for shown in found.nodes
+            for shown in cluster_status.nodes
         ],
     }
 
@@ -248,15 +248,15 @@ def _enter(cluster: EmbeddedCluster, node: str) -> list[str] | None:
     return cluster.node_exec_argv(node) if cluster.isolated else None
 
 
-def _print_table(found: ClusterStatus) -> None:
+def _print_table(cluster_status: ClusterStatus) -> None:
     from kit.cli.print_table import Column, show
 
-    cluster = found.cluster
-    print(f"{cluster.name}: {found.state}, {cluster.shape}")
+    cluster = cluster_status.cluster
+    print(f"{cluster.name}: {cluster_status.state}, {cluster.shape}")
     print(f"SLURM_CONF={cluster.slurm_conf}")
     columns = (Column("NODE"), Column("STATE"), Column("ADDRESS", 1), Column("CPUS", 3), Column("GPUS", 2))
     rows = [
         (one.node.name, one.state or "unknown", one.node.address, cluster.cpus_per_node, len(one.node.gpus))
-        for one in found.nodes
+        for one in cluster_status.nodes
     ]
     show(columns, rows)

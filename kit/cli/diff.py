@@ -51,9 +51,11 @@ def recorded(run_dir: Path) -> Recorded:
     from kit.answers.explain_run import explain
     from kit.cli.runs import warn
     from kit.cli.wait_and_follow import queue
-    from kit.comparison.recorded_run import read
+    from kit.comparison.recorded_run import read_run
     from kit.hosts import from_accounting, other_jobs
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
 
-    (one,) = from_accounting.add(of.of([run_dir], queue=queue()), ask=other_jobs.ask_accounting(say=warn), every=True)
-    return read(one, explain(one))
+    (one,) = from_accounting.add(
+        host_status.read_statuses([run_dir], queue=queue()), ask=other_jobs.ask_accounting(say=warn), every=True
+    )
+    return read_run(one, explain(one))

@@ -70,11 +70,11 @@ def _find_ended_run(run: str | None) -> Path:
     """The run's folder. RunError if Slurm still has its job."""
     from kit.cli.wait_and_follow import queue
     from kit.errors import RunError
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
     from kit.record import find_runs
 
     run_dir = find_runs.find_one(run, folders(None, run))
-    (one,) = of.of([run_dir], queue=queue())
+    (one,) = host_status.read_statuses([run_dir], queue=queue())
     if one.active:
         raise RunError(f"run {run_dir.name} is {one.state}: it has not ended", hint=f"kit cancel {run_dir.name}")
     return run_dir
@@ -116,18 +116,20 @@ def import_(
     named = importing.read_index(file).cluster
     known = named in data_folders.names("clusters", project_dir=project)
     place = config.load_model(config.cluster_entry(named if known else None, project).path, Cluster)
-    found = importing.bring_in(
+    imported_run = importing.bring_in(
         file,
         runs_dir=(runs_dir or find_runs.folder_of(place, project)).absolute(),
         image_store=find_runs.store_of(place, project),
     )
-    for link in found.outward:
+    for link in imported_run.outward:
         print(f"kit: warning: {link} leads out of its code: what is there here is another", file=sys.stderr)
-    said = "was brought in" if found.new else "is here already: nothing was changed"
-    print(f"run {found.run_dir.name} {said}", file=sys.stderr)
+    said = "was brought in" if imported_run.new else "is here already: nothing was changed"
+    print(f"run {imported_run.run_dir.name} {said}", file=sys.stderr)
     if not known:
-        print(f"cluster {named!r} is not known here: 'kit rerun {found.run_dir.name} --cluster C'", file=sys.stderr)
+        print(
+            f"cluster {named!r} is not known here: 'kit rerun {imported_run.run_dir.name} --cluster C'", file=sys.stderr
+        )
     if as_json:
-        print_json("import", manifest.read(RunPaths(found.run_dir).manifest).model_dump(mode="json"))
+        print_json("import", manifest.read_manifest(RunPaths(imported_run.run_dir).manifest).model_dump(mode="json"))
     else:
-        print(found.run_dir)
+        print(imported_run.run_dir)

@@ -96,8 +96,8 @@ def _print_sbom(name: str | None, form: SbomForm) -> None:
 
     if name is None:
         raise UsageError("--sbom needs the name of an image", hint=f"kit images train-cpu --sbom {form.value}")
-    found = image_lock.read(_lock_file(name, data_folders.project()))
-    typer.echo(sbom.of(found, form.value, now=datetime.now(UTC)), nl=False)
+    found = image_lock.read_lock(_lock_file(name, data_folders.project()))
+    typer.echo(sbom.make_sbom(found, form.value, now=datetime.now(UTC)), nl=False)
 
 
 def _cells(row: Row, runs: int) -> tuple[object, ...]:
@@ -132,17 +132,17 @@ def verify_image(
     from kit.images import verify_image
     from kit.images.progress import Terminal
 
-    project, place = data_folders.project(), store_of(store, cluster)
+    project, store_folder = data_folders.project(), store_of(store, cluster)
     if signature:
         typer.echo(_signed(image, cluster), err=True)
     if rebuild:
-        found = verify_image.rebuilt(image, project=project, store=place, report=Terminal())
+        result = verify_image.rebuilt(image, project=project, store=store_folder, report=Terminal())
     else:
-        found = verify_image.checked(image, project=project, store=place, full=full)
+        result = verify_image.checked(image, project=project, store=store_folder, full=full)
     if as_json:
-        print_json("verify-image", dataclasses.asdict(found))
+        print_json("verify-image", dataclasses.asdict(result))
     else:
-        typer.echo(str(found))
+        typer.echo(str(result))
 
 
 def diff_images(
@@ -161,18 +161,18 @@ def diff_images(
     from kit import data_folders
     from kit.images import difference
 
-    place = store_of(store)
-    a, b = (difference.find(name, project=data_folders.project(), store_dir=place) for name in (first, second))
-    found = difference.between(a, b)
+    store_folder = store_of(store)
+    a, b = (difference.find(name, project=data_folders.project(), store_dir=store_folder) for name in (first, second))
+    differences = difference.between(a, b)
     if as_json:
-        print_json("diff-images", asdict(found))
+        print_json("diff-images", asdict(differences))
     else:
-        for title, lines in asdict(found).items():
+        for title, lines in asdict(differences).items():
             for line in [f"{title}:", *(f"  {line}" for line in lines)] if lines else []:
                 typer.echo(line)
-        if not found.any:
+        if not differences.any:
             typer.echo("no difference")
-    raise typer.Exit(1 if found.any else 0)
+    raise typer.Exit(1 if differences.any else 0)
 
 
 def sign_image(
@@ -242,7 +242,7 @@ def prune_images(
     from kit.record import find_runs, hot_pages
 
     place = store_of(store, cluster)
-    image_store.prepare(place)
+    image_store.prepare_store(place)
     in_use = {sha256 for sha256, runs in _runs_by_digest().items() if any(_needs_image(run) for run in runs)}
     done = store_contents.prune(
         place, data_folders.project(), in_use=in_use, older_than_s=older_than * _DAY_S, dry_run=dry_run

@@ -174,13 +174,13 @@ def _asked_script(found: Path | None) -> Path | None:
 def _write_if_planned(path: Path, text: str, cluster: str | None) -> None:
     """Write the job file if it can be planned, except for an image that is not built. Else an existing file stays unchanged."""
     from kit.errors import ConfigError, NotBuiltError
-    from kit.submission.prepare_run import prepare
+    from kit.submission.prepare_run import prepare_job
 
     before = untrusted_files.read_text(path) if path.exists() else None
     path.parent.mkdir(parents=True, exist_ok=True)
     untrusted_files.write_text(path, text)
     try:
-        prepare(path, cluster=cluster, overrides=[])
+        prepare_job(path, cluster=cluster, overrides=[])
     except NotBuiltError:
         return
     except ConfigError:
@@ -202,12 +202,12 @@ def _next_steps(folder: Path, image: str, cluster: str) -> list[str]:
     from kit.workflow import what_is_missing
 
     project = data_folders.project(folder)
-    place = what_is_missing.JobPlace(cluster, project)
+    target = what_is_missing.JobPlace(cluster, project)
     name = "" if cluster == "local" else f" --name {cluster}"
     where = "" if folder == Path() else f" {folder}"
     option = "" if cluster == config.default_cluster(project) else f" -c {cluster}"
     return [
-        *([f"kit cluster up{name}"] if place.down() else []),
-        *([f"kit build-image {image}"] if what_is_missing.lacking(image, place.store(), project) else []),
+        *([f"kit cluster up{name}"] if target.down() else []),
+        *([f"kit build-image {image}"] if what_is_missing.lacking(image, target.store(), project) else []),
         f"kit submit{where}{option} --follow",
     ]

@@ -110,7 +110,7 @@ def _halves(run_dir: Path, cluster: str | None) -> list[tuple[str, Path]]:
     from kit.hosts import clusters, pair_relay
     from kit.record import run_facts
 
-    facts = run_facts.read(run_dir)
+    facts = run_facts.read_facts(run_dir)
     if facts.partner is None:
         if cluster not in (None, facts.cluster):
             raise UsageError(
@@ -123,14 +123,16 @@ def _halves(run_dir: Path, cluster: str | None) -> list[tuple[str, Path]]:
     other = pair_relay.folder_of(facts.partner)
     if other is None and cluster is None:
         return [("", run_dir)]
-    there = run_facts.read(other).cluster if other else ""
-    if other is None or cluster not in (None, there):
+    other_cluster = run_facts.read_facts(other).cluster if other else ""
+    if other is None or cluster not in (None, other_cluster):
         problem = f"no half of {run_dir.name} is on cluster {cluster}"
-        raise UsageError(problem, hint=" or ".join(f"--cluster {name}" for name in (facts.cluster, there) if name))
+        raise UsageError(
+            problem, hint=" or ".join(f"--cluster {name}" for name in (facts.cluster, other_cluster) if name)
+        )
     clusters.fetch(other)
     if cluster is not None:
         return [("", other)]
-    return sorted([(f"{facts.cluster}/", run_dir), (f"{there}/", other)])
+    return sorted([(f"{facts.cluster}/", run_dir), (f"{other_cluster}/", other)])
 
 
 def _with_role(halves: list[tuple[str, Path]], role: str | None) -> list[tuple[str, Path]]:
@@ -138,16 +140,16 @@ def _with_role(halves: list[tuple[str, Path]], role: str | None) -> list[tuple[s
     from kit.errors import UsageError
     from kit.record import logs as reading
 
-    found, problems = [], []
+    matches, problems = [], []
     for half in halves:
         try:
             reading.require_role(half[1], role)
-            found.append(half)
+            matches.append(half)
         except UsageError as error:
             problems.append(error)
-    if not found:
+    if not matches:
         raise problems[0]
-    return found
+    return matches
 
 
 def _time_of(given: str) -> float:

@@ -73,11 +73,15 @@ def with_shape(command: Callable[..., None]) -> Callable[..., None]:
         command(shape=shape_of(said, given["config"]), **own)
 
     described = inspect.signature(_options).parameters
-    own_options = [one for one in inspect.signature(command).parameters.values() if one.name != "shape"]
+    own_options = [
+        parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "shape"
+    ]
     # Shape is imported only for types, so that nothing heavy is loaded before a command runs.
     hints = get_type_hints(command, localns={"Shape": object}, include_extras=True)
     hints |= get_type_hints(_options, include_extras=True)
-    together = [one.replace(annotation=hints[one.name]) for one in (*described.values(), *own_options)]
+    together = [
+        parameter.replace(annotation=hints[parameter.name]) for parameter in (*described.values(), *own_options)
+    ]
     run.__dict__["__signature__"] = inspect.Signature(together)
-    run.__annotations__ = {one.name: one.annotation for one in together}
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in together}
     return run

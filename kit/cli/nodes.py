@@ -76,12 +76,12 @@ def _records(folder: Path) -> list[NodeRecord]:
     """The node records from the runs of one day, with one request to Slurm."""
     from kit.cli.wait_and_follow import queue
     from kit.health import failing_nodes as nodes_of
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
     from kit.record import find_runs
 
     now = time.time()
     recent = [(path, facts) for path, facts in find_runs.find_all([folder]) if now - _touched(path) < nodes_of.DAY_S]
-    return nodes_of.read(of.of_facts(recent, queue=queue()), now=now)
+    return nodes_of.read_nodes(host_status.of_facts(recent, queue=queue()), now=now)
 
 
 def _touched(run_dir: Path) -> float:
@@ -110,11 +110,13 @@ def _show(avoided: list[Avoided], suspected: list[NodeRecord], records: list[Nod
     from kit.cli.print_table import Column, show
     from kit.files.safe_text import clean
 
-    rows: list[tuple[object, ...]] = [(one.node, f"{one.since:%Y-%m-%d %H:%M}", _recorded(one)) for one in avoided]
-    rows += [(one.node, "", _reason(one, records)) for one in suspected]
+    rows: list[tuple[object, ...]] = [
+        (entry.node, f"{entry.since:%Y-%m-%d %H:%M}", _recorded(entry)) for entry in avoided
+    ]
+    rows += [(suspect.node, "", _reason(suspect, records)) for suspect in suspected]
     if rows:
         show((Column("node"), Column("since (UTC)", 1), Column("reason")), rows)
-    for one in suspected:
-        print(f"\n{one.node}: leave it out with --set slurm.exclude={one.node}, and tell the administrator")
-        for failure in one.failures:
+    for suspect in suspected:
+        print(f"\n{suspect.node}: leave it out with --set slurm.exclude={suspect.node}, and tell the administrator")
+        for failure in suspect.failures:
             print(clean(f"  {failure.run}: {failure.line} ({failure.rule})"))

@@ -29,7 +29,7 @@ def place_of(job: Path, cluster: str | None) -> JobPlace:
 
 def made_ready(plan: Callable[[], Planned], place: JobPlace, *, yes: bool, containers: bool = True) -> Planned:
     """Start the embedded cluster if it is down, plan, and build images that are missing, each if the user agrees."""
-    if not place.one or not (yes or on_terminal()):
+    if not place.is_one_cluster or not (yes or on_terminal()):
         return plan()
     start_cluster(place, yes=yes)
     return build_images(plan, place, yes=yes) if containers else plan()
@@ -45,7 +45,7 @@ def start_cluster(place: JobPlace, *, yes: bool) -> None:
         embedded.up(name, say=lambda line: print(line, file=sys.stderr))
 
 
-def build_images(plan: Callable[[], Planned], place: JobPlace, *, yes: bool) -> Planned:
+def build_images(plan: Callable[[], Planned], target: JobPlace, *, yes: bool) -> Planned:
     """Plan, and build images that have no lock or no file, if the user agrees; else the submit's own errors tell the command."""
     from kit.cli.render import jobs_of
     from kit.errors import NotBuiltError
@@ -59,11 +59,11 @@ def build_images(plan: Callable[[], Planned], place: JobPlace, *, yes: bool) -> 
             if error.image in offered or not _agreed_to_build(error.image, yes=yes):
                 raise
             offered.add(error.image)
-            _build(error.image, place.store(), place)
+            _build(error.image, target.store(), target)
             continue
         for name, store in what_is_missing.images(jobs_of(asked)).items():
             if _agreed_to_build(name, yes=yes):
-                _build(name, store, place)
+                _build(name, store, target)
         return asked
 
 

@@ -70,26 +70,26 @@ def _node(run: str | None, name: str | None) -> tuple[Status, JobNode]:
     from kit.sessions import node_steps
 
     one = find(run)
-    return one, node_steps.of(one, name)
+    return one, node_steps.find_node(one, name)
 
 
 def _serve(tool: str, run: str | None, name: str | None, local: int | None, *, path: str) -> None:
     from kit.record import own_run
     from kit.sessions import port_forward
 
-    one, node = _node(run, name)
-    own_run.require(one.run_dir, to="start a server in it")
+    status, node = _node(run, name)
+    own_run.require(status.run_dir, to="start a server in it")
     with tempfile.TemporaryDirectory(prefix="kit-tool-") as folder:
-        argv = tuple(one.manifest.shell_argv)
+        argv = tuple(status.manifest.shell_argv)
         with (
             port_forward.serving(tool, node, argv, Path(folder) / "log") as server,
             contextlib.suppress(KeyboardInterrupt),
         ):
             port_forward.wait_until_up(server, node)
-            _forward(one, node, server.port, local or 0, sure=True, path=path.format(server.token))
+            _forward(status, node, server.port, local or 0, sure=True, path=path.format(server.token))
 
 
-def _forward(one: Status, node: JobNode, number: int, local: int, *, sure: bool, path: str) -> None:
+def _forward(run: Status, node: JobNode, number: int, local: int, *, sure: bool, path: str) -> None:
     """Forward a port, with messages. sure: only this port of this machine may be used."""
     from kit.errors import UsageError
     from kit.sessions import port_forward
@@ -97,7 +97,7 @@ def _forward(one: Status, node: JobNode, number: int, local: int, *, sure: bool,
     def active() -> bool:
         from kit.cli.runs import find
 
-        return find(one.run_dir.name).state == "RUNNING"
+        return find(run.run_dir.name).state == "RUNNING"
 
     with contextlib.ExitStack() as held:
         try:
@@ -107,8 +107,8 @@ def _forward(one: Status, node: JobNode, number: int, local: int, *, sure: bool,
                 raise
             opened = held.enter_context(port_forward.listening(0))
         here = opened.getsockname()[1]
-        print(f"port {number} of {node.name}, for run {one.run_dir.name}; Ctrl-C ends it", file=sys.stderr)
+        print(f"port {number} of {node.name}, for run {run.run_dir.name}; Ctrl-C ends it", file=sys.stderr)
         print(f"http://127.0.0.1:{here}{path}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             port_forward.forward(opened, node, number, active=active)
-            print(f"run {one.run_dir.name} has ended", file=sys.stderr)
+            print(f"run {run.run_dir.name} has ended", file=sys.stderr)

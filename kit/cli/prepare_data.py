@@ -114,13 +114,13 @@ def prepare_data(
         project=data_folders.project(),
         options=tuple(options),
     )
-    made = prepare_data.prepare(order, Terminal())
+    summary = prepare_data.prepare_sources(order, Terminal())
     if as_json:
-        print_json("prepare-data", made)
+        print_json("prepare-data", summary)
         return
-    documents, tokens = made["documents"], made["tokens"]
+    documents, tokens = summary["documents"], summary["tokens"]
     left = "".join(f", {documents[name]:,} {name}" for name in ("empty", "bad", "mended") if documents[name])
     typer.echo(
         f"{target}  {documents['train']:,} documents with {tokens['train']:,} tokens to train on, "
-        f"{documents['validation']:,} with {tokens['validation']:,} held out{left}  {made['digest']}"
+        f"{documents['validation']:,} with {tokens['validation']:,} held out{left}  {summary['digest']}"
     )

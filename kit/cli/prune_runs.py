@@ -74,7 +74,7 @@ def prune_runs(
     from kit.archive import prune
     from kit.cli.wait_and_follow import queue
     from kit.errors import RunError, UsageError
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
     from kit.record import find_runs
 
     if older_than is None and larger_than is None and keep_last is None and not state:
@@ -86,17 +86,17 @@ def prune_runs(
     # Of a cluster over ssh, only a copy is here, which stays: it need not be renewed.
     places = [runs_dir] if runs_dir else find_runs.folders(data_folders.project())
     # Slurm has the last word about a job: it is asked about runs whose folder says that they have ended, too.
-    found = prune.choose(of.of_facts(find_runs.find_all(places), queue=queue(), folder_first=False), wish)
-    chosen = [one for one in found if not one.kept]
+    old_runs = prune.choose(host_status.of_facts(find_runs.find_all(places), queue=queue(), folder_first=False), wish)
+    chosen = [one for one in old_runs if not one.kept]
     if not as_json:
-        _show(found)
+        _show(old_runs)
     removed: list[OldRun] = []
     problems: list[str] = []
     if _is_wanted(chosen, yes=yes, dry_run=dry_run, asks=not as_json):
         prune.finish(places)
         problems = prune.remove(chosen, done=removed.append)
     if as_json:
-        print_json("prune-runs", {"removed": [*map(_facts, removed)], "found": [*map(_facts, found)]}, indent=None)
+        print_json("prune-runs", {"removed": [*map(_facts, removed)], "found": [*map(_facts, old_runs)]}, indent=None)
     else:
         _say_what_was_done(chosen, removed)
     if problems:
@@ -152,13 +152,13 @@ def _size(size: int) -> str:
     return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"
 
 
-def _facts(one: OldRun) -> dict[str, object]:
+def _facts(old_run: OldRun) -> dict[str, object]:
     return {
-        "folder": str(one.folder),
-        "job_name": one.job_name,
-        "states": list(one.states),
-        "age_days": round(one.age, 3),
-        "bytes": one.size,
-        "kept": one.kept or None,
-        "named_by": one.named_by or None,
+        "folder": str(old_run.folder),
+        "job_name": old_run.job_name,
+        "states": list(old_run.states),
+        "age_days": round(old_run.age, 3),
+        "bytes": old_run.size,
+        "kept": old_run.kept or None,
+        "named_by": old_run.named_by or None,
     }

@@ -118,7 +118,7 @@ def _part(
 
     if cluster == choose_cluster.ANY or "," in (cluster or ""):
         raise UsageError("--point and --base need the name of one cluster", hint="--cluster local")
-    return one_job.prepare(
+    return one_job.prepare_point(
         config.job_path(job), part, cluster=cluster, overrides=overrides, containers=containers, debug=debug
     )
 
@@ -132,7 +132,7 @@ def _pair(job: Path, cluster: str | None, *, overrides: list[str], containers: b
 
     if not two_clusters.asked_for(job, names, overrides):
         return None
-    return two_clusters.prepare(job, names, overrides=overrides, containers=containers)
+    return two_clusters.prepare_pair(job, names, overrides=overrides, containers=containers)
 
 
 def jobs_of(asked: Asked) -> list[Prepared]:
@@ -178,22 +178,22 @@ def render_plan(made: Plan, *, as_json: bool) -> None:
         print_json("render", facts)
 
 
-def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str, Any]:
+def _render_plan(plan: Plan, output: Path | None, *, as_json: bool) -> dict[str, Any]:
     """Print or write one plan; return its data for --json."""
     from kit.render import without_body
     from kit.submission import folder
 
-    written = folder.write_files(made, output) if output is not None else []
+    written = folder.write_files(plan, output) if output is not None else []
     if as_json:
-        facts: dict[str, Any] = {"run": made.run_id, "run_dir": str(made.run_dir), "argv": list(made.argv)}
+        facts: dict[str, Any] = {"run": plan.run_id, "run_dir": str(plan.run_dir), "argv": list(plan.argv)}
         if output is not None:
             return {**facts, "written": [str(path) for path in written]}
-        return {**facts, "files": {file.name: file.text for file in made.files}}
+        return {**facts, "files": {file.name: file.text for file in plan.files}}
     if output is not None:
         print(*written, sep="\n")
         return {}
-    texts = {file.name: file.text for file in made.files}
-    own = [f"{role.folder}/{name}".lstrip("/") for role in made.roles for name in ("worker.sh", "program.sh")]
+    texts = {file.name: file.text for file in plan.files}
+    own = [f"{role.folder}/{name}".lstrip("/") for role in plan.roles for name in ("worker.sh", "program.sh")]
     options = [name for name in texts if name.startswith("configs/")]
     for name in dict.fromkeys(("layout.txt", "batch.sh", "script", *options, *own)):
         if name in texts:
@@ -206,5 +206,5 @@ def _render_plan(made: Plan, output: Path | None, *, as_json: bool) -> dict[str,
                 )
             else:
                 print(head)
-    print(f"# {clean(' '.join(made.argv))}")
+    print(f"# {clean(' '.join(plan.argv))}")
     return {}

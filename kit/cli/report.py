@@ -45,12 +45,12 @@ def report(
         raise UsageError(f"{output}: the page is an .html file", hint=f"-o {output.with_suffix('.html')}")
     # Load the library before reading the runs: without it nothing can be drawn.
     script = vega_library.script()
-    made = make_report.report(list(names or []), fetched(runs_dir, names or [None]), queue=queue(), now=time.time())
+    content = make_report.report(list(names or []), fetched(runs_dir, names or [None]), queue=queue(), now=time.time())
     if output is None:
-        name = "comparison" if made["kind"] == "several" else made["title"]
+        name = "comparison" if content["kind"] == "several" else content["title"]
         output = reports_folder.shown(reports_folder.take() / f"{name}.html")
     data = output.with_suffix(".json")
-    atomic_write.write(data, json.dumps(made, separators=(",", ":"), allow_nan=False) + "\n", durable=False)
-    atomic_write.write(output, page.html(made, script), durable=False)
+    atomic_write.write(data, json.dumps(content, separators=(",", ":"), allow_nan=False) + "\n", durable=False)
+    atomic_write.write(output, page.html(content, script), durable=False)
     print(f"wrote {output} and {data}", file=sys.stderr)
     print(output)

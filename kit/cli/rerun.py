@@ -83,16 +83,16 @@ def rerun(
         return
     if as_json and follow:
         raise UsageError("--json and --follow both write to stdout", hint="'kit rerun --json --wait' waits for the end")
-    made = _prepared(run, cluster, overrides, from_step=from_step, live=live)
+    prepared = _prepared(run, cluster, overrides, from_step=from_step, live=live)
     if dry_run:
         from kit.cli.render import render_plan
 
-        render_plan(made.plan, as_json=as_json)
+        render_plan(prepared.plan, as_json=as_json)
         return
     from kit.cli.submit import submit_run
     from kit.cli.wait_and_follow import follow_run, wait_run
 
-    folder = submit_run(made, [], as_json=as_json, say_how=not (wait or follow))
+    folder = submit_run(prepared, [], as_json=as_json, say_how=not (wait or follow))
     if follow:
         follow_run(folder)
     elif wait:
@@ -105,13 +105,13 @@ def _prepared(run: str, cluster: str | None, overrides: list[str], *, from_step:
     from kit.cli.submit_messages import show_arguments, show_warnings
     from kit.hosts import clusters
     from kit.record import find_runs
-    from kit.submission.rerun import differences, prepare
+    from kit.submission.rerun import differences, prepare_rerun
 
     run_dir = find_runs.find_one(run, folders(None, run))
     if from_step is not None:
         clusters.require_here(run_dir, "'kit rerun --from-step', whose checkpoints are there,")
     clusters.fetch_whole(run_dir)
-    made = prepare(run_dir, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
+    made = prepare_rerun(run_dir, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
     show_arguments([made])
     show_warnings([made])
     for one in differences(made):

@@ -25,63 +25,63 @@ def rotate(run: str, *, from_step: int | None, overrides: list[str], avoid: bool
 
     run_dir = find_runs.find_one(run, folders(None, run))
     clusters.require_here(run_dir, "'kit rerun --rotate'")
-    made = rotate_ranks.prepare(run_dir, from_step=from_step, overrides=overrides)
-    show_warnings(made.runs[:1])
-    where = "its beginning" if made.from_step is None else f"step {made.from_step}"
-    _say(f"{made.run_dir.name} from {where}, three times:")
+    rotation = rotate_ranks.plan_rotation(run_dir, from_step=from_step, overrides=overrides)
+    show_warnings(rotation.runs[:1])
+    where = "its beginning" if rotation.from_step is None else f"step {rotation.from_step}"
+    _say(f"{rotation.run_dir.name} from {where}, three times:")
     if dry_run:
-        for order in made.orders:
+        for order in rotation.orders:
             _say(f"  ranks on {' '.join(order)}")
         return
     try:
-        done = rotate_ranks.run(made, _say)
+        done = rotate_ranks.run(rotation, _say)
     except KeyboardInterrupt:
         _say("the runs continue: kit runs lists them, kit cancel ends them")
         raise
     if as_json:
-        print_json("rerun", _facts(made, done))
+        print_json("rerun", _facts(rotation, done))
     else:
         print(clean(conclusion(done)))
         for one in done.placements:
             print(clean(f"  {one.run_id}: ranks on {' '.join(one.order)}"))
-    _offer(made, done, avoid=avoid, ask=not as_json and sys.stdin.isatty())
+    _offer(rotation, done, avoid=avoid, ask=not as_json and sys.stdin.isatty())
 
 
 def conclusion(done: Rotated) -> str:
     """The result in one sentence."""
-    found = done.found
-    if not found.compared:
+    result = done.found
+    if not result.compared:
         return (
             "no rank reported what it computes: a program of torch does by itself, another writes records with `rank` and `step` "
             "to metrics.jsonl"
         )
-    if not found.parted:
+    if not result.parted:
         return (
-            f"no node counts wrong: {found.compared} numbers of each rank are equal to the last bit in all three runs"
+            f"no node counts wrong: {result.compared} numbers of each rank are equal to the last bit in all three runs"
         )
-    if found.node is None:
+    if result.node is None:
         return (
             "the runs part, and the deviation follows no node: the program does not repeat to the bit, or its sums depend on "
             "where its ranks are"
         )
-    first = min(found.suspects, key=lambda one: (one.run, one.rank))
-    runs = len({one.run for one in found.suspects})
-    had = sum(found.node in one.order for one in done.placements)
+    first = min(result.suspects, key=lambda one: (one.run, one.rank))
+    runs = len({one.run for one in result.suspects})
+    had = sum(result.node in one.order for one in done.placements)
     return (
-        f"node {found.node} counts wrong: in {runs} of the {had} runs that had it, the ranks on it part first from those on other "
+        f"node {result.node} counts wrong: in {runs} of the {had} runs that had it, the ranks on it part first from those on other "
         f"nodes (rank {first.rank}, {first.name}, at step {first.step} of {done.placements[first.run].run_id})"
     )
 
 
-def _offer(made: Rotation, done: Rotated, *, avoid: bool, ask: bool) -> None:
+def _offer(rotation: Rotation, done: Rotated, *, avoid: bool, ask: bool) -> None:
     from kit.hosts import avoided_nodes
 
     node = done.found.node
     if node is None:
         return
     if avoid or (ask and typer.confirm(f"Keep new jobs off {node} for a day?", err=True)):
-        reason = f"counts wrong: kit rerun {made.run_dir.name} --rotate"
-        avoided_nodes.add(made.runs[0].site.runs_dir, node, reason)
+        reason = f"counts wrong: kit rerun {rotation.run_dir.name} --rotate"
+        avoided_nodes.add(rotation.runs[0].site.runs_dir, node, reason)
         _say(f"new jobs are kept off {node} for a day: kit nodes, kit nodes --forget {node}")
     else:
         _say(f"try: kit nodes --avoid {node} keeps new jobs off it for a day; tell who runs the cluster")

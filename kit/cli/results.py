@@ -96,65 +96,65 @@ def results(
 
     folder = find.find_one(sweep, folders(runs_dir))
     clusters.fetch_sweep(folder)
-    found = gather(folder, queue=queue(), metric=metric, goal=goal, reduce=reduce)
+    table = gather(folder, queue=queue(), metric=metric, goal=goal, reduce=reduce)
     if as_json:
-        print_json("results", result_files.facts(found))
+        print_json("results", result_files.facts(table))
     else:
         with garbage.paused():
-            _print(found)
+            _print(table)
     for path in output or []:
-        result_files.write(found, path)
+        result_files.write(table, path)
         print(f"wrote {path}", file=sys.stderr)
     for path in plot or []:
-        drawing.draw(found, path, x=x)
+        drawing.draw(table, path, x=x)
         print(f"wrote {path}", file=sys.stderr)
 
 
-def _print(found: Results) -> None:
+def _print(table: Results) -> None:
     from kit.cli.print_table import Column, show
     from kit.sweeps.points.key_names import short_names, shown
 
-    short = short_names(found.keys)
-    named = any(row.name for row in found.rows)
+    short = short_names(table.keys)
+    named = any(row.name for row in table.rows)
     columns = [
         Column("point"),
         *([Column("name")] if named else []),
-        *(Column(short[key], 2) for key in found.keys),
+        *(Column(short[key], 2) for key in table.keys),
         Column("state", 1),
-        *(Column(heading, number) for number, heading in enumerate(found.headings().values())),
+        *(Column(heading, number) for number, heading in enumerate(table.headings().values())),
     ]
     rows = []
-    for row in found.rows:
-        values = [shown(row.values[key]) if key in row.values else "" for key in found.keys]
-        metrics = [shown(row.metrics[name]) if name in row.metrics else "" for name in found.metrics]
+    for row in table.rows:
+        values = [shown(row.values[key]) if key in row.values else "" for key in table.keys]
+        metrics = [shown(row.metrics[name]) if name in row.metrics else "" for name in table.metrics]
         rows.append([row.index, *([row.name] if named else []), *values, row.state, *metrics])
     show(columns, rows)
-    best = found.best
-    chosen = [(row, [*found.objectives], "front") for row in found.front]
+    best = table.best
+    chosen = [(row, [*table.objectives], "front") for row in table.front]
     if not chosen and best is not None:
-        chosen = [(best, [found.metric or ""], "best")]
+        chosen = [(best, [table.metric or ""], "best")]
     for row, names, what in chosen:
         point = " ".join([row.name] * bool(row.name) + [f"{short[key]}={shown(row.values[key])}" for key in row.values])
         reached = ", ".join(f"{name} {shown(row.metrics[name])}" for name in names)
         print(f"{what}: point {row.index} ({point}): {reached}")
-    for line in _beside(found):
+    for line in _beside(table):
         print(line)
 
 
-def _beside(found: Results) -> Iterator[str]:
+def _beside(table: Results) -> Iterator[str]:
     """What the reader of the best point has to know: points with a better figure that are not done, and points without one."""
     from kit.sweeps.points.key_names import shown
 
-    if found.sources:
-        named = "; ".join(f"{clean(name)} ({count} points)" for name, count in [*found.sources.items()][:_SHOWN])
+    if table.sources:
+        named = "; ".join(f"{clean(name)} ({count} points)" for name, count in [*table.sources.items()][:_SHOWN])
         yield f"the programs reported nothing to the kit; the numbers are from: {named}"
-    better = found.better_but_not_done
+    better = table.better_but_not_done
     for row in better[:_SHOWN]:
-        figure = shown(row.metrics[found.metric or ""])
-        yield f"not counted: point {row.index} is {row.state} with a better {found.metric} so far: {figure}"
+        figure = shown(row.metrics[table.metric or ""])
+        yield f"not counted: point {row.index} is {row.state} with a better {table.metric} so far: {figure}"
     if len(better) > _SHOWN:
         yield f"… and {len(better) - _SHOWN} more that have not completed"
-    if missing := found.without_result:
+    if missing := table.without_result:
         total = sum(missing.values())
         states = ", ".join(f"{count} {state}" for state, count in sorted(missing.items()))
-        yield f"no result: {total} of {len(found.rows)} points have no {found.metric} ({states})"
+        yield f"no result: {total} of {len(table.rows)} points have no {table.metric} ({states})"

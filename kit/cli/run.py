@@ -75,15 +75,15 @@ def run(
     from kit.workflow.what_is_missing import JobPlace
 
     folder, script = first_job.folder_of(script)
-    place = JobPlace(cluster, data_folders.project(folder))
+    target = JobPlace(cluster, data_folders.project(folder))
     own = first_job.FirstJob(
         folder=folder,
         script=script,
         launcher=data_folders.find(
-            "launchers", launcher, project_dir=place.project, asked_by="--launcher", key="launcher"
+            "launchers", launcher, project_dir=target.project, asked_by="--launcher", key="launcher"
         ),
-        image=image or first_job.image_for(folder, script, place.project),
-        cluster=place.entry(),
+        image=image or first_job.image_for(folder, script, target.project),
+        cluster=target.entry(),
         args=tuple(args or ()),
         containers=containers,
     )
@@ -91,19 +91,19 @@ def run(
     job = first_job.table(own, {name: value for name, value in resources.items() if value is not None})
     overrides = set_ or []
     if not yes and not offers.on_terminal():
-        _require_all(config.merge(job, config.parse_overrides(overrides)), place, containers=containers)
+        _require_all(config.merge(job, config.parse_overrides(overrides)), target, containers=containers)
     if containers and image is None:
         first_job.write_image(own, lambda line: print(line, file=sys.stderr))
     file = folder / BY_KIT_RUN
     if save:
         file = _saved(
-            save, folder, first_job.with_overrides(job, overrides, folder, cluster), place, containers=containers
+            save, folder, first_job.with_overrides(job, overrides, folder, cluster), target, containers=containers
         )
 
     def planned() -> Prepared:
         return _planned(job, file, cluster, overrides, containers=containers)
 
-    asked = offers.made_ready(planned, place, yes=yes, containers=containers)
+    asked = offers.made_ready(planned, target, yes=yes, containers=containers)
     follow_run(submit_asked(asked, [], as_json=False, say_how=False)[0])
 
 
@@ -118,13 +118,13 @@ def _planned(job: Table, file: Path, cluster: str | None, overrides: list[str], 
     return made
 
 
-def _require_all(job: Table, place: JobPlace, *, containers: bool) -> None:
+def _require_all(job: Table, target: JobPlace, *, containers: bool) -> None:
     """Without a terminal and without --yes nothing may be asked: one error for all that is missing, with the line to type."""
     from kit.errors import ImageError, SlurmError
     from kit.workflow import what_is_missing
 
-    down = place.down()
-    lacking = what_is_missing.unbuilt(job, place) if containers else ""
+    down = target.down()
+    lacking = what_is_missing.unbuilt(job, target) if containers else ""
     found = [f"cluster {down!r} is not up"] if down else []
     found += [f"image {lacking!r} is not built"] if lacking else []
     if found:
@@ -134,7 +134,7 @@ def _require_all(job: Table, place: JobPlace, *, containers: bool) -> None:
         )
 
 
-def _saved(save: Path, folder: Path, job: dict[str, Any], place: JobPlace, *, containers: bool) -> Path:
+def _saved(save: Path, folder: Path, job: dict[str, Any], target: JobPlace, *, containers: bool) -> Path:
     """Write the job file, which must be in the program's folder, since paths in it are relative to it. Return its path."""
     from kit.errors import UsageError
     from kit.files import untrusted_files
@@ -148,7 +148,7 @@ def _saved(save: Path, folder: Path, job: dict[str, Any], place: JobPlace, *, co
         raise UsageError(problem, hint=f"--save {folder / path.name}")
     untrusted_files.write_text(path, first_job.text_of(job))
     words = ["kit", "submit", *([] if path.name == "job.toml" and not save.parent.name else [str(path)])]
-    words += ["-c", place.cluster] if place.cluster else []
+    words += ["-c", target.cluster] if target.cluster else []
     words += [] if containers else ["--no-container"]
     print(f"kit: {path} has what was used: '{shlex.join([*words, '--follow'])}' repeats it", file=sys.stderr)
     return path

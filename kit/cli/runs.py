@@ -50,44 +50,44 @@ def runs(runs_dir: RunsDir = None, as_json: Json = False) -> None:
     from kit.cli.print_table import Column, show
     from kit.cli.wait_and_follow import queue_for_display
 
-    found = run_status.list_statuses(runs_dir, queue=queue_for_display(), say=warn)
+    statuses = run_status.list_statuses(runs_dir, queue=queue_for_display(), say=warn)
     if as_json:
-        print_json("runs", [dataclasses.asdict(run_status.listed(s)) for s in found])
+        print_json("runs", [dataclasses.asdict(run_status.listed(s)) for s in statuses])
         return
     columns = (
         Column("run"), Column("job", 1), Column("cluster", 5), Column("state"), Column("code", 2), Column("world", 4),
         Column("submitted", 3),
     )  # fmt: skip
-    show(columns, _rows(found))
-    for one in found:
+    show(columns, _rows(statuses))
+    for one in statuses:
         if one.facts.problem:
             print(f"{one.run_dir.name}: {clean(one.facts.problem)}", file=sys.stderr)
 
 
-def _rows(found: Sequence[Status]) -> list[tuple[object, ...]]:
+def _rows(statuses: Sequence[Status]) -> list[tuple[object, ...]]:
     """The table's rows: of a training over two clusters, the second half stands below the first and is marked."""
-    by_id = {one.facts.run_id: one for one in found}
+    by_id = {run.facts.run_id: run for run in statuses}
     rows = []
     shown: set[str] = set()
-    for one in found:
-        if one.facts.run_id in shown:
+    for run in statuses:
+        if run.facts.run_id in shown:
             continue
-        rows.append(_row(one))
-        other = by_id.get(one.facts.partner or "")
-        if other is not None and other.facts.partner == one.facts.run_id:
+        rows.append(_row(run))
+        other = by_id.get(run.facts.partner or "")
+        if other is not None and other.facts.partner == run.facts.run_id:
             name, *more = _row(other)
             rows.append((f"└ {name}", *more))
             shown.add(other.facts.run_id)
     return rows
 
 
-def _row(one: Status) -> tuple[object, ...]:
+def _row(run: Status) -> tuple[object, ...]:
     from kit.schema.world_size_text import world_size
 
-    made = one.facts
+    made = run.facts
     world = world_size(made.world_sizes)
     submitted = datetime.fromtimestamp(made.submitted_at, UTC)
-    return made.run_id, one.job_id, made.cluster, one.state, one.exit_code, world, f"{submitted:%Y-%m-%d %H:%M}"
+    return made.run_id, run.job_id, made.cluster, run.state, run.exit_code, world, f"{submitted:%Y-%m-%d %H:%M}"
 
 
 def status(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False) -> None:
@@ -98,40 +98,38 @@ def status(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False)
     from kit.schema.world_size_text import sizes_text
 
     asked = queue_for_display()
-    one = run_status.status_of(find_dir(run, runs_dir), queue=asked, say=warn)
-    found = run_status.shown(one, queue=asked, say=warn)
+    chosen_run = run_status.status_of(find_dir(run, runs_dir), queue=asked, say=warn)
+    report = run_status.shown(chosen_run, queue=asked, say=warn)
     if as_json:
-        print_json("status", dataclasses.asdict(found))
+        print_json("status", dataclasses.asdict(report))
         return
-    facts: dict[str, object] = {**dataclasses.asdict(found), "world_sizes": sizes_text(one.facts.world_sizes)}
-    facts["training"] = f"{found.training}, {found.training.time}" if found.training else None
+    facts: dict[str, object] = {**dataclasses.asdict(report), "world_sizes": sizes_text(chosen_run.facts.world_sizes)}
+    facts["training"] = f"{report.training}, {report.training.time}" if report.training else None
     facts["continued at"] = facts.pop("continued_at")
     facts["not watched"] = ", ".join(
-        f"{node}: {owner} has made the folder of its reports" for node, owner in found.unwatched.items()
+        f"{node}: {owner} has made the folder of its reports" for node, owner in report.unwatched.items()
     )
     del facts["unwatched"], facts["quorum"]
-    facts["arguments"] = run_facts.arguments(one.run_dir)
-    facts["quorum"] = f"{found.quorum}, {found.quorum.time}" if found.quorum else None
-    facts["partner"] = _partner(one, found.partner)
+    facts["arguments"] = run_facts.arguments(chosen_run.run_dir)
+    facts["quorum"] = f"{report.quorum}, {report.quorum.time}" if report.quorum else None
+    facts["partner"] = _partner(chosen_run, report.partner)
     width = max(map(len, facts))
     for name, value in facts.items():
         if value not in (None, ""):
             print(f"{name:<{width}}  {clean(str(value))}")
 
 
-def _partner(one: Status, found: PartnerRun | None) -> str | None:
-    if found is None:
+def _partner(run: Status, partner: PartnerRun | None) -> str | None:
+    if partner is None:
         return None
     from kit.hosts import pair_relay
 
-    if found.cluster is None:
-        return (
-            f"{found.run}: not found, so it was probably not submitted; 'kit cancel {one.run_dir.name}' ends this half"
-        )
-    relay = f", relay {found.relay}" if found.relay else ""
-    active = one.run_dir.name if one.active else found.run
-    hint = f"; 'kit resume {active}' starts it again" if found.relay in pair_relay.DOWN else ""
-    return f"{found.run} on {found.cluster}: {found.state}{relay}{hint}"
+    if partner.cluster is None:
+        return f"{partner.run}: not found, so it was probably not submitted; 'kit cancel {run.run_dir.name}' ends this half"
+    relay = f", relay {partner.relay}" if partner.relay else ""
+    active = run.run_dir.name if run.active else partner.run
+    hint = f"; 'kit resume {active}' starts it again" if partner.relay in pair_relay.DOWN else ""
+    return f"{partner.run} on {partner.cluster}: {partner.state}{relay}{hint}"
 
 
 def cancel(
@@ -172,27 +170,27 @@ def resume(
     from kit.submission.resume import restart_relay
     from kit.submission.resume import resume as submit_again
 
-    one = find(run)
-    if first := restart_relay(one, queue=queue()):
-        made = one.manifest
+    chosen_run = find(run)
+    if first := restart_relay(chosen_run, queue=queue()):
+        manifest = chosen_run.manifest
         print(f"the relay of {first} runs again", file=sys.stderr)
     else:
-        made = submit_again(one)
-        print(f"job {made.job_id}: {made.run_id} continues", file=sys.stderr)
+        manifest = submit_again(chosen_run)
+        print(f"job {manifest.job_id}: {manifest.run_id} continues", file=sys.stderr)
     if as_json:
-        print_json("resume", made.model_dump(mode="json"))
+        print_json("resume", manifest.model_dump(mode="json"))
     else:
-        print(one.run_dir)
+        print(chosen_run.run_dir)
     if wait:
-        wait_run(one.run_dir)
+        wait_run(chosen_run.run_dir)
 
 
 def find(name: str | None) -> Status:
     """The status of a run, by any of its names."""
     from kit.cli.wait_and_follow import queue
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
 
-    (one,) = of.of([find_dir(name, None)], queue=queue())
+    (one,) = host_status.read_statuses([find_dir(name, None)], queue=queue())
     return one
 
 

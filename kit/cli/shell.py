@@ -37,7 +37,7 @@ def shell(
     from kit.config.program_arguments import with_keys
     from kit.hosts import clusters
     from kit.submission import interactive
-    from kit.submission.prepare_run import prepare
+    from kit.submission.prepare_run import prepare_job
 
     if attach is not None:
         one = runs.find(attach)
@@ -46,6 +46,8 @@ def shell(
     live = (
         [] if clusters.find_ssh_host(config.cluster_entry(cluster, data_folders.project()).name) else ["snapshot=false"]
     )
-    ready = prepare(config.job_path(job), cluster=cluster, overrides=with_keys(set_ or [], live), containers=containers)
+    ready = prepare_job(
+        config.job_path(job), cluster=cluster, overrides=with_keys(set_ or [], live), containers=containers
+    )
     show_arguments([ready])
     raise typer.Exit(interactive.allocate(ready))

@@ -28,36 +28,36 @@ def stacks(
     """
     from kit.cli.wait_and_follow import queue
     from kit.files.safe_text import clean
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
     from kit.record import find_runs
     from kit.sessions import stacks as of_ranks
 
     run_dir = find_runs.find_one(run, folders(runs_dir, run))
-    (one,) = of.of([run_dir], queue=queue())
-    found = of_ranks.gather(one, rank=rank)
+    (one,) = host_status.read_statuses([run_dir], queue=queue())
+    texts = of_ranks.gather(one, rank=rank)
     if as_json:
-        print_json("stacks", {"run": run_dir.name, "stacks": dict(found)})
+        print_json("stacks", {"run": run_dir.name, "stacks": dict(texts)})
         return
-    if rank is None and not every and len(found) > _MOST_RANKS:
-        _show_groups(found, run_dir.name)
+    if rank is None and not every and len(texts) > _MOST_RANKS:
+        _show_groups(texts, run_dir.name)
         return
-    for name, text in found.items():
+    for name, text in texts.items():
         print(f"==> {name.removesuffix('.txt')} <==")
         print("\n".join(clean(line) for line in text.splitlines()))
 
 
-def _show_groups(found: Mapping[str, str], name: str) -> None:
+def _show_groups(texts: Mapping[str, str], name: str) -> None:
     from kit.files.safe_text import clean
     from kit.health import stack_groups
     from kit.sweeps.points.key_names import ranges
 
-    groups = stack_groups.group_ranks(found)
+    groups = stack_groups.group_ranks(texts)
     left_out = groups[1 : 1 - _MOST_GROUPS] if len(groups) > _MOST_GROUPS else []
     for group in [*groups[:1], *groups[1 + len(left_out) :]]:
         count = f"{len(group.ranks)} ranks" if len(group.ranks) > 1 else "1 rank"
         print(f"==> {clean(group.role)}{': ' if group.role else ''}{count}: {ranges(group.ranks)} <==")
         print("\n".join(clean(line) for line in group.lines))
-    silent = [path for path in found if path.rpartition("/")[2].startswith("node-")]
+    silent = [path for path in texts if path.rpartition("/")[2].startswith("node-")]
     if silent:
         print(f"==> no rank was found on {len(silent)} nodes <==")
         print(clean(", ".join(path.rpartition("/")[2].removeprefix("node-").removesuffix(".txt") for path in silent)))

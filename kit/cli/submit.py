@@ -114,20 +114,20 @@ def _submit_pair(pair: TwoRuns, *, as_json: bool) -> list[Path]:
     """Submit both runs and print their folders, or their manifests."""
     from kit.pair import two_clusters
 
-    made: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
 
-    def say(one: Prepared, manifest: Manifest) -> None:
-        made[one.plan.cluster] = manifest
+    def say(prepared: Prepared, manifest: Manifest) -> None:
+        manifests[prepared.plan.cluster] = manifest
         print(announced(manifest), file=sys.stderr)
 
     two_clusters.submit_pair(pair, say=say)
     if as_json:
-        print_json("submit", {name: one.model_dump(mode="json") for name, one in made.items()}, named=True)
+        print_json("submit", {name: record.model_dump(mode="json") for name, record in manifests.items()}, named=True)
     else:
-        print(*(one.folder for one in pair.runs), sep="\n")
-    for one in pair.runs:
-        print(f"kit logs {one.plan.run_id} -f", file=sys.stderr)
-    return [one.folder for one in pair.runs]
+        print(*(prepared.folder for prepared in pair.runs), sep="\n")
+    for prepared in pair.runs:
+        print(f"kit logs {prepared.plan.run_id} -f", file=sys.stderr)
+    return [prepared.folder for prepared in pair.runs]
 
 
 def submit_run(
@@ -149,15 +149,15 @@ def submit_run(
         starts.append(answers.at_submit(ready, slurms) if outlook is not None and not after else None)
 
     try:
-        made = send(ready, expected=expected)
+        manifest = send(ready, expected=expected)
     except KeyboardInterrupt:
         print(after_an_interrupt(ready), file=sys.stderr)
         raise
-    print(announced(made), file=sys.stderr)
+    print(announced(manifest), file=sys.stderr)
     if outlook is not None:
         show_outlook(outlook, starts[0] if starts else None)
     if as_json:
-        print_json("submit", made.model_dump(mode="json"))
+        print_json("submit", manifest.model_dump(mode="json"))
     else:
         print(ready.folder)
     if say_how:
@@ -165,19 +165,21 @@ def submit_run(
     return ready.folder
 
 
-def _submit_stages(found: tuple[PreparedStage, ...], *, as_json: bool) -> list[Path]:
+def _submit_stages(prepared: tuple[PreparedStage, ...], *, as_json: bool) -> list[Path]:
     """Submit all stages and print their run folders, or their manifests."""
     from kit.workflow import stages
 
-    made: dict[str, Manifest] = {}
+    manifests: dict[str, Manifest] = {}
 
-    def say(name: str, one: Manifest) -> None:
-        made[name] = one
-        print(f"stage {name}: job {one.job_id}", file=sys.stderr)
+    def say(name: str, manifest: Manifest) -> None:
+        manifests[name] = manifest
+        print(f"stage {name}: job {manifest.job_id}", file=sys.stderr)
 
-    folders = stages.submit_all(found, say=say)
+    folders = stages.submit_all(prepared, say=say)
     if as_json:
-        print_json("submit", {name: one.model_dump(mode="json") for name, one in made.items()}, named=True)
+        print_json(
+            "submit", {name: manifest.model_dump(mode="json") for name, manifest in manifests.items()}, named=True
+        )
     else:
         print(*folders, sep="\n")
     return folders

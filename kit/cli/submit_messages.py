@@ -34,13 +34,13 @@ def show_arguments(jobs: Iterable[Prepared]) -> None:
 
     lines: dict[str, None] = {}
     for job in jobs:
-        one = job.resolved
-        if one.args_change is None:
+        resolved = job.resolved
+        if resolved.args_change is None:
             continue
-        found = [f"args: {line}" for line in changes(*one.args_change)]
+        found = [f"args: {line}" for line in changes(*resolved.args_change)]
         lines |= dict.fromkeys(found or ["args: nothing changes: the job has these words already"])
         lines |= dict.fromkeys(
-            f"warning: {line}" for line in twins(one.args_change[1], one.words, one.job.command or ())
+            f"warning: {line}" for line in twins(resolved.args_change[1], resolved.words, resolved.job.command or ())
         )
     for line in lines:
         print(f"kit: {clean(line)}", file=sys.stderr)
@@ -88,13 +88,13 @@ def _warn(found: Iterable[Fault]) -> None:
         print(f"kit: warning: {one}", file=sys.stderr)
 
 
-def show_outlook(found: Outlook, start: WhenAnswer | None) -> None:
+def show_outlook(outlook: Outlook, start: WhenAnswer | None) -> None:
     """Print the forecast of a job's start and end."""
     from kit.forecast import answers, submit_forecast
 
     begins = start.start.expected if start and start.start else None
     lines = [answers.line(start)] if start else []
-    for line in (*lines, *submit_forecast.sentences(found, start=begins)):
+    for line in (*lines, *submit_forecast.sentences(outlook, start=begins)):
         print(f"forecast: {clean(line)}", file=sys.stderr)
 
 
@@ -108,13 +108,13 @@ def after_an_interrupt(ready: Prepared) -> str:
     return f"the job was submitted: 'kit logs -f {run_dir.name}' shows it, 'kit cancel {run_dir.name}' ends it"
 
 
-def announced(made: Manifest) -> str:
+def announced(manifest: Manifest) -> str:
     """The line that a submit prints about its job."""
     from kit.schema.world_size_text import world_text
 
-    where = f"runtime {made.runtime}" + (f", image {made.image_digest}" if made.image_digest else "")
-    nodes = "1 node" if made.nodes == 1 else f"{made.nodes} nodes"
-    return f"job {made.job_id}: {nodes} on {made.cluster}, {world_text(made.world_sizes)}; {where}"
+    where = f"runtime {manifest.runtime}" + (f", image {manifest.image_digest}" if manifest.image_digest else "")
+    nodes = "1 node" if manifest.nodes == 1 else f"{manifest.nodes} nodes"
+    return f"job {manifest.job_id}: {nodes} on {manifest.cluster}, {world_text(manifest.world_sizes)}; {where}"
 
 
 def following(made: Plan) -> list[str]:

@@ -73,38 +73,38 @@ def sweep(
         raise UsageError("--of works only together with --retry", hint="'kit sweep' without --of submits a new sweep")
     job_file = config.job_path(job)
     into = _recorded(job_file, of) if retry else None
-    made = prepare.prepare(
+    prepared = prepare.prepare_sweep(
         job_file,
         cluster=cluster or (into.cluster if into else None),
         overrides=list(set_ or []),
         containers=containers,
         into=into,
     )
-    show_arguments([made.first])
-    show_warnings([*made.kinds, made.first])
-    todo = _to_send(made, into) if into else [point.index for point in made.points]
-    arrays = made.arrays(todo, first=len(into.arrays) if into else 0)
+    show_arguments([prepared.first])
+    show_warnings([*prepared.kinds, prepared.first])
+    todo = _to_send(prepared, into) if into else [point.index for point in prepared.points]
+    arrays = prepared.arrays(todo, first=len(into.arrays) if into else 0)
     if not todo:
-        print(f"{made.folder.name}: every point is done or on its way", file=sys.stderr)
+        print(f"{prepared.folder.name}: every point is done or on its way", file=sys.stderr)
     elif not as_json:
-        _print_points(made, todo, to_stdout=dry_run)
-        _explain(made, arrays)
+        _print_points(prepared, todo, to_stdout=dry_run)
+        _explain(prepared, arrays)
     if dry_run:
         if as_json:
-            print_json("sweep", _facts(made, todo, arrays, None))
+            print_json("sweep", _facts(prepared, todo, arrays, None))
         return
     record = into
     if todo:
-        show_left_behind([made.first])
-        waits = _after(after or [], arrays, job_file, made.first.env)
-        record = sending.resubmit(made, into, todo) if into else sending.submit(made, after=waits)
+        show_left_behind([prepared.first])
+        waits = _after(after or [], arrays, job_file, prepared.first.env)
+        record = sending.resubmit(prepared, into, todo) if into else sending.submit(prepared, after=waits)
     if as_json:
-        print_json("sweep", _facts(made, todo, arrays, record))
+        print_json("sweep", _facts(prepared, todo, arrays, record))
     else:
-        print(made.at)
+        print(prepared.at)
     if wait and record:
-        made.first.host.refresh()
-        wait_sweep(made.at)
+        prepared.first.host.refresh()
+        wait_sweep(prepared.at)
 
 
 def wait_sweep(folder: Path) -> None:
@@ -167,31 +167,31 @@ def _folders(job_file: Path) -> list[Path]:
 def _recorded(job_file: Path, name: str | None) -> SweepRecord:
     from kit.sweeps import find, record
 
-    return record.read(find.find_one(name, _folders(job_file), job_file=job_file))
+    return record.read_sweep(find.find_one(name, _folders(job_file), job_file=job_file))
 
 
-def _to_send(made: PreparedSweep, into: SweepRecord) -> list[int]:
+def _to_send(prepared: PreparedSweep, into: SweepRecord) -> list[int]:
     """The points to submit, again or for the first time. Points that are left out are reported."""
     from kit.cli.wait_and_follow import queue
     from kit.sweeps import find
     from kit.sweeps.points.key_names import ranges
 
-    again = find.to_retry(find.states(made.at, into, queue=queue()))
+    again = find.to_retry(find.states(prepared.at, into, queue=queue()))
     known = {point.index for point in into.points}
-    here = [point.index for point in made.points]
+    here = [point.index for point in prepared.points]
     gone = sorted({*again}.difference(here))
     if gone:
         print(f"left alone: points {ranges(gone)} have failed and are not in the file any more", file=sys.stderr)
     return [index for index in here if index in again or index not in known]
 
 
-def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> None:
+def _print_points(prepared: PreparedSweep, todo: list[int], *, to_stdout: bool) -> None:
     from kit.cli.print_table import Column, show
     from kit.sweeps.points.key_names import short_names
 
-    keys = list(dict.fromkeys(key for point in made.points for key in point.values))
+    keys = list(dict.fromkeys(key for point in prepared.points for key in point.values))
     short = short_names(keys)
-    named = any(point.name for point in made.points)
+    named = any(point.name for point in prepared.points)
     columns = [
         Column("point"),
         *([Column("name")] if named else []),
@@ -199,7 +199,7 @@ def _print_points(made: PreparedSweep, todo: list[int], *, to_stdout: bool) -> N
         Column("nodes", 2),
         Column("ranks", 3),
     ]
-    rows = _Rows(made, todo, keys, named=named)
+    rows = _Rows(prepared, todo, keys, named=named)
     show(
         columns,
         rows if to_stdout else [*itertools.islice(rows, _SHOWN)],
@@ -232,39 +232,41 @@ class _Rows(Collection[Sequence[object]]):
         return any(row == one for one in self)
 
 
-def _explain(made: PreparedSweep, arrays: tuple[Array, ...]) -> None:
+def _explain(prepared: PreparedSweep, arrays: tuple[Array, ...]) -> None:
     from kit.sweeps.points.key_names import ranges
 
-    left_out = made.expansion.duplicates
+    left_out = prepared.expansion.duplicates
     for point, first in left_out[:_SHOWN]:
         print(f"left out: {point.label}: the same job as point {first.index}", file=sys.stderr)
     if len(left_out) > _SHOWN:
         print(f"… and {len(left_out) - _SHOWN} more duplicates", file=sys.stderr)
-    if made.expansion.refused:
-        print(f"left out: {made.expansion.refused} points by sweep.when", file=sys.stderr)
+    if prepared.expansion.refused:
+        print(f"left out: {prepared.expansion.refused} points by sweep.when", file=sys.stderr)
     for array in arrays:
         print(f"array {array.number}: points {ranges(array.members)}", file=sys.stderr)
 
 
 def _facts(
-    made: PreparedSweep, todo: list[int], arrays: tuple[Array, ...], record: SweepRecord | None
+    prepared: PreparedSweep, todo: list[int], arrays: tuple[Array, ...], record: SweepRecord | None
 ) -> dict[str, object]:
     from kit.sweeps.record import SweepPaths
 
     sent = {array.number: array.job_id for array in record.arrays} if record else {}
-    wanted, paths = set(todo), SweepPaths(made.at)
+    wanted, paths = set(todo), SweepPaths(prepared.at)
     return {
-        "sweep": made.folder.name,
-        "folder": str(made.at),
+        "sweep": prepared.folder.name,
+        "folder": str(prepared.at),
         "points": [
             {"index": p.index, "name": p.name, "values": dict(p.values), "run_dir": str(paths.point(p.index))}
-            for p in made.points
+            for p in prepared.points
             if p.index in wanted
         ],
         "arrays": [
             {"number": a.number, "job_id": sent.get(a.number), "points": a.members, "script": str(a.script)}
             for a in arrays
         ],
-        "duplicates": [{"values": dict(p.values), "same_as": first.index} for p, first in made.expansion.duplicates],
-        "refused": made.expansion.refused,
+        "duplicates": [
+            {"values": dict(p.values), "same_as": first.index} for p, first in prepared.expansion.duplicates
+        ],
+        "refused": prepared.expansion.refused,
     }

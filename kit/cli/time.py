@@ -47,29 +47,29 @@ def time(
     _print(whole, found.price, points=0 if found.sweep is None else len(found.ledgers))
 
 
-def _print(one: Ledger, price: Price | None, *, points: int) -> None:
+def _print(ledger: Ledger, price: Price | None, *, points: int) -> None:
     from kit.cli.print_table import Column, show
     from kit.ledger.time_accounts import MEANINGS
 
-    what = f"{points} points, {one.ranks} ranks" if points else f"{one.ranks} ranks x {_duration(one.wall)}"
-    print(clean(f"{one.run_id}: {what} = {_duration(one.total)} of ranks{', so far' if one.live else ''}"))
-    paid = price is not None and one.gpu_seconds > 0
+    what = f"{points} points, {ledger.ranks} ranks" if points else f"{ledger.ranks} ranks x {_duration(ledger.wall)}"
+    print(clean(f"{ledger.run_id}: {what} = {_duration(ledger.total)} of ranks{', so far' if ledger.live else ''}"))
+    paid = price is not None and ledger.gpu_seconds > 0
     rows = []
-    for account, seconds in one.accounts.items():
-        share = seconds / one.total if one.total else 0.0
-        cost = [f"{one.cost_of(account, price.gpu_hour):,.2f}"] if paid and price else []
+    for account, seconds in ledger.accounts.items():
+        share = seconds / ledger.total if ledger.total else 0.0
+        cost = [f"{ledger.cost_of(account, price.gpu_hour):,.2f}"] if paid and price else []
         bar = "#" * max(1, round(share * _BAR))
         rows.append([str(account), f"{seconds:,.1f}", f"{share:.1%}", *cost, bar, MEANINGS[account]])
     spent = [Column(price.currency, 3)] if paid and price else []
     show([Column("account"), Column("rank-s"), Column("share"), *spent, Column("", 2), Column("is", 1)], rows)
     print(
-        f"ETTR {one.ettr:.1%}   goodput {one.goodput:.1%} = scheduling {one.scheduling_goodput:.1%} x "
-        f"runtime {one.runtime_goodput:.1%}"
-        + (f"   MFU {one.mfu:.1%}" if one.mfu is not None else "")
-        + (f"   {one.gpu_seconds / 3600:,.2f} GPU-hours" if one.gpu_seconds else "")
-        + (f", {one.cost(price.gpu_hour):,.2f} {clean(price.currency)}" if paid and price else "")
+        f"ETTR {ledger.ettr:.1%}   goodput {ledger.goodput:.1%} = scheduling {ledger.scheduling_goodput:.1%} x "
+        f"runtime {ledger.runtime_goodput:.1%}"
+        + (f"   MFU {ledger.mfu:.1%}" if ledger.mfu is not None else "")
+        + (f"   {ledger.gpu_seconds / 3600:,.2f} GPU-hours" if ledger.gpu_seconds else "")
+        + (f", {ledger.cost(price.gpu_hour):,.2f} {clean(price.currency)}" if paid and price else "")
     )
-    for note in one.notes:
+    for note in ledger.notes:
         print(clean(f"note: {note}"))
 
 

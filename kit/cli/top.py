@@ -38,49 +38,49 @@ def top(
     If the program reports nothing, the steps come from the ranks' logs.
     """
     from kit.cli.wait_and_follow import queue
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
 
     run_dir = find_dir(run, runs_dir)
-    (one,) = of.of([run_dir], queue=queue())
+    (status,) = host_status.read_statuses([run_dir], queue=queue())
     if as_json:
-        print_json("top", _as_json(one))
+        print_json("top", _as_json(status))
     elif once or not sys.stdout.isatty():
-        _show(one)
+        _show(status)
     else:
-        _live(run_dir, one)
+        _live(run_dir, status)
 
 
 def _looked(one: Status) -> list[Rank]:
     from kit.health import progress
     from kit.record import run_facts
 
-    return progress.read(one.run_dir, one.job_id, since=progress.begun(run_facts.events(one.run_dir)))
+    return progress.read_ranks(one.run_dir, one.job_id, since=progress.begun(run_facts.events(one.run_dir)))
 
 
-def _as_json(one: Status) -> dict[str, object]:
+def _as_json(run: Status) -> dict[str, object]:
     from kit.health import progress, rank_logs
 
-    ranks = _looked(one)
-    found = progress.stall(ranks) if one.state == "RUNNING" else None
+    ranks = _looked(run)
+    found = progress.stall(ranks) if run.state == "RUNNING" else None
     blamed = (
         {"rule": found.rule.id, "culprits": [r.rank for r in found.culprits], "limit_s": found.limit} if found else None
     )
     return {
-        "run": one.run_dir.name,
-        "state": one.state,
+        "run": run.run_dir.name,
+        "state": run.state,
         "ranks": [dataclasses.asdict(r) for r in ranks],
-        "from_logs": [] if ranks else [dataclasses.asdict(r) for r in rank_logs.read(one.run_dir)],
+        "from_logs": [] if ranks else [dataclasses.asdict(r) for r in rank_logs.read_steps(run.run_dir)],
         "stall": blamed,
     }
 
 
-def _rows(one: Status) -> list[tuple[object, ...]]:
+def _rows(run: Status) -> list[tuple[object, ...]]:
     from kit.health import progress
 
-    ranks = _looked(one)
+    ranks = _looked(run)
     if not ranks:
-        return _rows_from_logs(one)
-    found = progress.stall(ranks) if one.state == "RUNNING" else None
+        return _rows_from_logs(run)
+    found = progress.stall(ranks) if run.state == "RUNNING" else None
     slow = progress.straggler(ranks)
 
     stalled, culprits = (set(found.stalled), set(found.culprits)) if found else (set(), set())
@@ -97,7 +97,7 @@ def _rows(one: Status) -> list[tuple[object, ...]]:
     return [row(rank) for rank in ranks]
 
 
-def _rows_from_logs(one: Status) -> list[tuple[object, ...]]:
+def _rows_from_logs(run: Status) -> list[tuple[object, ...]]:
     """The rows of a program that reports nothing: of the ranks whose logs tell a step, with what it was read from."""
     from kit.health import rank_logs
 
@@ -106,17 +106,17 @@ def _rows_from_logs(one: Status) -> list[tuple[object, ...]]:
             f"{r.role}/{r.rank}" if r.role else r.rank, r.node, r.step, "", f"{r.took:.3g} s" if r.took else "",
             f"{r.idle:.0f} s", f"from {clean(r.source)}",
         )
-        for r in rank_logs.read(one.run_dir)
+        for r in rank_logs.read_steps(run.run_dir)
     ]  # fmt: skip
 
 
-def _show(one: Status) -> None:
+def _show(run: Status) -> None:
     from kit.cli.print_table import Column, show
 
-    rows = _rows(one)
+    rows = _rows(run)
     if not rows:
         print(
-            f"{one.run_dir.name}: {one.state}; no rank has reported anything, and no log has a step in it: docs/guides/health.md "
+            f"{run.run_dir.name}: {run.state}; no rank has reported anything, and no log has a step in it: docs/guides/health.md "
             "says how",
             file=sys.stderr,
         )
@@ -125,22 +125,22 @@ def _show(one: Status) -> None:
     show([Column(name, drop) for name, drop in named], rows)
 
 
-def _live(run_dir: Path, one: Status) -> None:
+def _live(run_dir: Path, run: Status) -> None:
     """Update the table until Ctrl-C or the end of the run. Slurm is asked once; the reports are files."""
     from rich.live import Live
 
     from kit.cli.wait_and_follow import queue
     from kit.hosts import clusters
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
     from kit.record import run_facts
 
-    with Live(_table(one), auto_refresh=False) as screen:
-        while run_facts.read(run_dir).last_event not in {"end", "requeue"}:
+    with Live(_table(run), auto_refresh=False) as screen:
+        while run_facts.read_facts(run_dir).last_event not in {"end", "requeue"}:
             time.sleep(_LOOK_S)
             clusters.fetch(run_dir)
-            screen.update(_table(one), refresh=True)
-    (one,) = of.of([run_dir], queue=queue())
-    print(f"{run_dir.name}: {one.state}; 'kit why {run_dir.name}' says why", file=sys.stderr)
+            screen.update(_table(run), refresh=True)
+    (run,) = host_status.read_statuses([run_dir], queue=queue())
+    print(f"{run_dir.name}: {run.state}; 'kit why {run_dir.name}' says why", file=sys.stderr)
 
 
 def _table(one: Status) -> Table:

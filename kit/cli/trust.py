@@ -22,29 +22,29 @@ def trust(
     """Show what this project would execute on this machine when you look at its clusters, and allow it after a question."""
     from kit.errors import UsageError
 
-    found = _brought()
+    ssh_files = _brought()
     if as_json:
         rows = [
-            {"cluster": name, "file": str(one.path), "lines": one.lines, "trusted": one.is_trusted()}
-            for name, one in found
+            {"cluster": name, "file": str(ssh_file.path), "lines": ssh_file.lines, "trusted": ssh_file.is_trusted()}
+            for name, ssh_file in ssh_files
         ]
         print_json("trust", rows)
         return
-    for name, one in found:
+    for name, ssh_file in ssh_files:
         if off:
-            one.distrust()
+            ssh_file.distrust()
             continue
-        _show(name, one)
-    waiting = {one.digest: one for _, one in found if not one.is_trusted()}
+        _show(name, ssh_file)
+    waiting = {ssh_file.digest: ssh_file for _, ssh_file in ssh_files if not ssh_file.is_trusted()}
     if off or not waiting:
-        print(f"{0 if off else len(found)} files of this project are trusted", file=sys.stderr)
+        print(f"{0 if off else len(ssh_files)} files of this project are trusted", file=sys.stderr)
         return
     if not yes and not sys.stdin.isatty():
         raise UsageError("there is no terminal to ask on, and nothing was trusted", hint="kit trust --yes")
     if not yes and not typer.confirm("Let ssh obey these lines as you?", err=True):
         raise typer.Exit(1)
-    for one in waiting.values():
-        one.trust()
+    for ssh_file in waiting.values():
+        ssh_file.trust()
     print(f"{len(waiting)} files are trusted until they change", file=sys.stderr)
 
 
@@ -55,21 +55,21 @@ def _brought() -> list[tuple[str, SshConfiguration]]:
     from kit.schema.cluster import Cluster
 
     project = data_folders.project()
-    found: list[tuple[str, SshConfiguration]] = []
+    ssh_files: list[tuple[str, SshConfiguration]] = []
     for name in data_folders.names("clusters", project_dir=project):
         rules = config.load_model(data_folders.find("clusters", name, project_dir=project).path, Cluster)
-        one = trusted.brought(rules.ssh.config) if rules.ssh is not None and rules.ssh.config else None
-        if one is not None and one.lines:
-            found.append((name, one))
-    return found
+        ssh_file = trusted.brought(rules.ssh.config) if rules.ssh is not None and rules.ssh.config else None
+        if ssh_file is not None and ssh_file.lines:
+            ssh_files.append((name, ssh_file))
+    return ssh_files
 
 
-def _show(cluster: str, one: SshConfiguration) -> None:
+def _show(cluster: str, ssh_file: SshConfiguration) -> None:
     from kit.files.safe_text import clean
 
-    said = "trusted" if one.is_trusted() else "not trusted"
-    print(clean(f"cluster {cluster}: {one.path} ({said})"))
-    for line in one.lines:
+    said = "trusted" if ssh_file.is_trusted() else "not trusted"
+    print(clean(f"cluster {cluster}: {ssh_file.path} ({said})"))
+    for line in ssh_file.lines:
         print(clean(f"  {line.strip()}"))
-    for program in one.programs:
+    for program in ssh_file.programs:
         print(clean(f"  with the file {program}"))

@@ -32,7 +32,7 @@ def widen_pipe() -> None:
 def wait_run(run_dir: Path) -> None:
     """Wait for a run; RunFailed with its own exit code if that is not 0."""
     from kit.hosts import clusters
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
 
     seen: list[str] = []
 
@@ -42,7 +42,7 @@ def wait_run(run_dir: Path) -> None:
             print(f"job {one.job_id}: {one.state}{f' ({one.reason})' if one.reason else ''}", file=sys.stderr)
 
     with goes_on(run_dir.name):
-        last = of.wait(run_dir, queue=_patient(), on_poll=on_poll)
+        last = host_status.wait(run_dir, queue=_patient(), on_poll=on_poll)
         clusters.fetch(run_dir)
         require_success(last)
 
@@ -58,7 +58,7 @@ def follow_run(
 ) -> None:
     """Print the logs until the run has ended; then, with `fail`, RunFailed if its code is not 0. prefix: of each source."""
     from kit.hosts import remote_following
-    from kit.hosts import status as of
+    from kit.hosts import status as host_status
     from kit.record import logs as reading
 
     ended = threading.Event()
@@ -67,7 +67,7 @@ def follow_run(
 
     def watch(fetch: Callable[[], None]) -> None:
         try:
-            last.append(of.wait(run_dir, queue=_patient(), on_poll=lambda _: None))
+            last.append(host_status.wait(run_dir, queue=_patient(), on_poll=lambda _: None))
             fetch()
         except BaseException as error:  # noqa: BLE001 - handed to the thread that prints, which raises it
             problems.append(error)
@@ -169,16 +169,16 @@ def _say(line: str) -> None:
     print(f"kit: {line}", file=sys.stderr)
 
 
-def require_success(one: Status) -> None:
+def require_success(run: Status) -> None:
     """RunFailed with the run's own exit code, unless it ended with 0."""
     from kit.answers.explain_run import first_line
     from kit.errors import RunFailed
 
-    if one.state == "COMPLETED" and not one.exit_code:
+    if run.state == "COMPLETED" and not run.exit_code:
         return
-    code = one.exit_code if one.exit_code is not None else "unknown"
+    code = run.exit_code if run.exit_code is not None else "unknown"
     raise RunFailed(
-        f"run {one.run_dir.name}: {one.state}, exit code {code}\n  {first_line(one)}",
-        exit_code=one.exit_code or 1,
-        hint=f"kit why {one.run_dir.name}",
+        f"run {run.run_dir.name}: {run.state}, exit code {code}\n  {first_line(run)}",
+        exit_code=run.exit_code or 1,
+        hint=f"kit why {run.run_dir.name}",
     )

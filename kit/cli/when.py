@@ -56,7 +56,7 @@ def when(
 
     if everywhere and cluster:
         raise UsageError("--everywhere and --cluster contradict each other", hint="leave one out")
-    found = answers.ask(
+    replies = answers.ask(
         job,
         clusters=answers.every_cluster() if everywhere else cluster or [None],
         overrides=list(set_ or []),
@@ -64,14 +64,14 @@ def when(
         more=tuple(map(_choice, or_ or ())),
         say=lambda line: print(f"kit: {clean(line)}", file=sys.stderr),
     )
-    if not found:
+    if not replies:
         raise SlurmError(
             "no cluster could be asked", hint="kit cluster up starts one here; kit cluster login NAME connects by ssh"
         )
     if as_json:
-        print_json("when", [one.as_dict() for one in found])
+        print_json("when", [one.as_dict() for one in replies])
     else:
-        print(*map(clean, _lines(found)), sep="\n")
+        print(*map(clean, _lines(replies)), sep="\n")
 
 
 def _choice(text: str) -> JobSize:
@@ -85,17 +85,23 @@ def _choice(text: str) -> JobSize:
     return config.validate(values, JobSize, file=f"--or {text}")
 
 
-def _lines(found: list[WhenAnswer]) -> list[str]:
+def _lines(answers: list[WhenAnswer]) -> list[str]:
     from kit.forecast.answers import line, size_of
     from kit.forecast.time_wording import span
 
-    several = len({one.cluster for one in found}) > 1
+    several = len({answer.cluster for answer in answers}) > 1
     shown = []
-    for one in found:
-        shown.append(line(one, several=several))
-        if one.start and one.gap and one.start.by_limits and one.start.by_limits - one.now > 60 and one.gap >= 60:
-            shown.append(f"  a time limit of {span(one.gap // 60 * 60)} or less would start now")
-    best = next((one for one in found if one.start is not None and one.command), None)
-    if best is not None and len(found) > 1:
-        shown.append(best.command if best is found[0] else f"{best.command}  # {size_of(best, several=several)}")
+    for answer in answers:
+        shown.append(line(answer, several=several))
+        if (
+            answer.start
+            and answer.gap
+            and answer.start.by_limits
+            and answer.start.by_limits - answer.now > 60
+            and answer.gap >= 60
+        ):
+            shown.append(f"  a time limit of {span(answer.gap // 60 * 60)} or less would start now")
+    best = next((answer for answer in answers if answer.start is not None and answer.command), None)
+    if best is not None and len(answers) > 1:
+        shown.append(best.command if best is answers[0] else f"{best.command}  # {size_of(best, several=several)}")
     return shown

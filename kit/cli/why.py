@@ -18,17 +18,17 @@ def why(run: RunName = None, runs_dir: RunsDir = None, as_json: Json = False) ->
     from kit.cli.runs import warn
     from kit.cli.wait_and_follow import queue_for_display
 
-    one = run_status.status_of(find_dir(run, runs_dir), queue=queue_for_display(), say=warn)
-    answer = explanation(one, say=lambda text: print(clean(text), file=sys.stderr))
+    status = run_status.status_of(find_dir(run, runs_dir), queue=queue_for_display(), say=warn)
+    answer = explanation(status, say=lambda text: print(clean(text), file=sys.stderr))
     if as_json:
         print_json("why", dataclasses.asdict(answer))
         return
-    print(clean(f"{one.run_dir.name}: {answer.line}"))
+    print(clean(f"{status.run_dir.name}: {answer.line}"))
     rows = [("verdict", f"{answer.verdict} (rule {answer.rule})"), ("advice", answer.advice)]
     rows += [
         ("evidence", f"{cited.file}{f':{cited.line}' if cited.line else ''}: {cited.text}") for cited in answer.evidence
     ]
-    if partner := one.facts.partner:
+    if partner := status.facts.partner:
         rows.append(("partner", f"'kit why {partner}' tells of the other half of the training"))
     for name, value in [*rows, ("next", answer.next)]:
         if value:

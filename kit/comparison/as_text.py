@@ -12,26 +12,26 @@ from kit.schema.comparison import Comparison, FileDifference, MetricsDifference,
 _PATCH_LINES, _FILES, _PACKAGES = 60, 20, 40
 
 
-def lines(made: Comparison, *, full: bool) -> Iterator[str]:
+def lines(comparison: Comparison, *, full: bool) -> Iterator[str]:
     """The lines of text. full: without limits, such as on the lines of a patch."""
-    for side, one in (("A", made.a), ("B", made.b)):
+    for side, one in (("A", comparison.a), ("B", comparison.b)):
         code = "" if one.exit_code is None else f", exit code {one.exit_code}"
         yield f"{side}  {one.run}: {one.state}{code}: {one.why}"
-    yield made.conclusion
-    yield from _section("outcome", _facts(made.outcome))
-    yield from _section("metrics", _metrics(made.metrics))
-    yield from _section("keys", _keys(made))
-    yield from _section("code", _code(made, full=full))
-    yield from _section("image", _image(made, full=full))
-    for name, found in (
-        ("kit", made.kit),
-        ("cluster", made.cluster),
-        ("nodes", made.nodes),
-        ("environment", made.environment),
+    yield comparison.conclusion
+    yield from _section("outcome", _facts(comparison.outcome))
+    yield from _section("metrics", _metrics(comparison.metrics))
+    yield from _section("keys", _keys(comparison))
+    yield from _section("code", _code(comparison, full=full))
+    yield from _section("image", _image(comparison, full=full))
+    for name, differences in (
+        ("kit", comparison.kit),
+        ("cluster", comparison.cluster),
+        ("nodes", comparison.nodes),
+        ("environment", comparison.environment),
     ):
-        yield from _section(name, _facts(found))
-    yield from _section("scripts", _files(made.scripts, full=full, patches=full))
-    yield from _section("not known", made.unknown)
+        yield from _section(name, _facts(differences))
+    yield from _section("scripts", _files(comparison.scripts, full=full, patches=full))
+    yield from _section("not known", comparison.unknown)
 
 
 def _section(name: str, found: Iterable[str]) -> Iterator[str]:
@@ -51,24 +51,24 @@ def _or_none(value: str | None) -> str:
     return "none" if value is None else value
 
 
-def _metrics(found: MetricsDifference) -> Iterator[str]:
-    for one in found.parted:
-        relative = f" ({one.by / abs(one.a):+.2g} of A)" if one.a else ""
+def _metrics(metrics: MetricsDifference) -> Iterator[str]:
+    for fork in metrics.parted:
+        relative = f" ({fork.by / abs(fork.a):+.2g} of A)" if fork.a else ""
         yield (
-            f"{one.metric} diverges at step {one.step}{reporter(one)}: {one.a:.9g} -> {one.b:.9g}, by {one.by:.3g}{relative};"
-            f" {one.equal_steps} reported steps before it are equal"
+            f"{fork.metric} diverges at step {fork.step}{reporter(fork)}: {fork.a:.9g} -> {fork.b:.9g}, by {fork.by:.3g}{relative};"
+            f" {fork.equal_steps} reported steps before it are equal"
         )
-        if one.last_step != one.step:
-            yield f"{'':<{len(one.metric)}} at step {one.last_step}, the last of both: {one.last_a:.9g} -> {one.last_b:.9g}"
-    if found.parted and found.equal:
-        yield f"equal at every step of both: {', '.join(found.equal)}"
-    for side, last in (("A", found.last_a), ("B", found.last_b)):
+        if fork.last_step != fork.step:
+            yield f"{'':<{len(fork.metric)}} at step {fork.last_step}, the last of both: {fork.last_a:.9g} -> {fork.last_b:.9g}"
+    if metrics.parted and metrics.equal:
+        yield f"equal at every step of both: {', '.join(metrics.equal)}"
+    for side, last in (("A", metrics.last_a), ("B", metrics.last_b)):
         if last is None:
             yield f"{side} reported none"
-    for side, names in (("A", found.only_a), ("B", found.only_b)):
+    for side, names in (("A", metrics.only_a), ("B", metrics.only_b)):
         if names:
             yield f"only {side} reported: {', '.join(names)}"
-    for rate in found.speed:
+    for rate in metrics.speed:
         yield f"median {rate.name}: {rate.a} -> {rate.b}"
 
 

@@ -21,7 +21,7 @@ def compare(a: Recorded, b: Recorded) -> Comparison:
     metrics = metric_divergence.between(a.records, b.records)
     both = a.job is not None and b.job is not None
     unknown = [f"{side}: {line}" for side, one in (("A", a), ("B", b)) for line in one.unknown]
-    made = Comparison(
+    comparison = Comparison(
         conclusion="",
         a=a.run,
         b=b.run,
@@ -39,42 +39,42 @@ def compare(a: Recorded, b: Recorded) -> Comparison:
         environment=_differences(dict(recorded_run.facts(a)), dict(recorded_run.facts(b))),
         unknown=tuple(unknown),
     )
-    return made.model_copy(update={"conclusion": conclusion(made)})
+    return comparison.model_copy(update={"conclusion": conclusion(comparison)})
 
 
-def conclusion(made: Comparison) -> str:
+def conclusion(comparison: Comparison) -> str:
     """One sentence: the differences, and their result."""
-    what = differing(made)
-    results = [_parted(made.metrics.parted[0])] if made.metrics.parted else []
-    if made.outcome and made.a.state != made.b.state:
-        results.append(f"A ended {made.a.state}, B {made.b.state}")
+    what = differing(comparison)
+    results = [_parted(comparison.metrics.parted[0])] if comparison.metrics.parted else []
+    if comparison.outcome and comparison.a.state != comparison.b.state:
+        results.append(f"A ended {comparison.a.state}, B {comparison.b.state}")
     so = "; ".join(results)
     if not what:
         if not results:
-            return f"nothing that is recorded differs{_but(made)}"
-        return f"nothing that is recorded differs{_but(made)}, and yet {so}"
+            return f"nothing that is recorded differs{_but(comparison)}"
+        return f"nothing that is recorded differs{_but(comparison)}, and yet {so}"
     named = f"{', '.join(what[:-1])} and {what[-1]}" if len(what) > 1 else what[0]
     verb = "differ" if len(what) > 1 or what[0].endswith("s") else "differs"
-    return f"{named} {verb}; {so or _no_result(made.metrics)}"
+    return f"{named} {verb}; {so or _no_result(comparison.metrics)}"
 
 
-def differing(made: Comparison) -> list[str]:
+def differing(comparison: Comparison) -> list[str]:
     """The kinds of differences, without results.
 
     Rendered scripts follow from the rest, so they count only if nothing else differs.
     """
-    count = len(made.keys)
-    found = [
-        (count, f"{count} keys" if count > 1 else f"the key {made.keys[0].key}" if count else ""),
-        (code_differs(made.code), _code_words(made.code)),
-        (made.image.a != made.image.b, "the image"),
-        (len(made.kit), "the kit's version"),
-        (len(made.cluster), "the cluster"),
-        (len(made.nodes), "the nodes"),
-        (len(made.environment), "the recorded environment"),
+    count = len(comparison.keys)
+    differences = [
+        (count, f"{count} keys" if count > 1 else f"the key {comparison.keys[0].key}" if count else ""),
+        (code_differs(comparison.code), _code_words(comparison.code)),
+        (comparison.image.a != comparison.image.b, "the image"),
+        (len(comparison.kit), "the kit's version"),
+        (len(comparison.cluster), "the cluster"),
+        (len(comparison.nodes), "the nodes"),
+        (len(comparison.environment), "the recorded environment"),
     ]
-    kinds = [text for number, text in found if number]
-    return kinds or (["the rendered scripts"] if made.scripts else [])
+    kinds = [text for number, text in differences if number]
+    return kinds or (["the rendered scripts"] if comparison.scripts else [])
 
 
 def code_differs(code: CodeDifference) -> bool:
@@ -148,13 +148,13 @@ def _commit(one: Recorded) -> str | None:
 def _cluster(a: Recorded, b: Recorded) -> tuple[ValueDifference, ...]:
     """Cluster, runtime, and the keys of the cluster's and the launcher's files as they were at submit."""
     named = [{"cluster": one.manifest.cluster, "runtime": one.manifest.runtime} for one in (a, b)]
-    found = [*_differences(named[0], named[1])]
+    differences = [*_differences(named[0], named[1])]
     for noun, x, y in (("cluster", a.cluster, b.cluster), ("launcher", a.launcher, b.launcher)):
         if x is not None and y is not None:
-            found += [
+            differences += [
                 ValueDifference(name=f"{noun}: {one.key}", a=_text(one.a), b=_text(one.b)) for one in keys.between(x, y)
             ]
-    return tuple(found)
+    return tuple(differences)
 
 
 def _text(value: object) -> str | None:

@@ -24,12 +24,12 @@ def between(
     set_by: empty for a run that did not record it.
     """
     first, second = dict(_flat(a)), dict(_flat(b))
-    found = []
+    differences = []
     for key in sorted({*first, *second}):
         x, y = first.get(key, _ABSENT), second.get(key, _ABSENT)
         if x == y and type(x) is type(y):
             continue
-        layers = [_layer(key, one) for one in (set_by_a, set_by_b)]
+        layers = [_layer(key, set_by) for set_by in (set_by_a, set_by_b)]
         said = [
             str(layer) if layer else OWN if recorded else None
             for layer, recorded in zip(layers, (set_by_a, set_by_b), strict=True)
@@ -37,8 +37,8 @@ def between(
         difference = KeyDifference(
             key=key, a=None if x is _ABSENT else x, b=None if y is _ABSENT else y, set_by_a=said[0], set_by_b=said[1]
         )
-        found.append((not any(layer and layer.kind in USERS for layer in layers), key, difference))
-    return tuple(difference for _, _, difference in sorted(found, key=lambda one: one[:2]))
+        differences.append((not any(layer and layer.kind in USERS for layer in layers), key, difference))
+    return tuple(difference for _, _, difference in sorted(differences, key=lambda item: item[:2]))
 
 
 def _flat(table: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:

@@ -33,15 +33,15 @@ def series(records: Iterable[Mapping[str, Any]]) -> dict[Reporter, Series]:
 
     Values that are not numbers and records without a step are skipped.
     """
-    found: dict[Reporter, Series] = {}
+    numbers: dict[Reporter, Series] = {}
     for record in records:
         step, replica, rank = (_whole(record.get(name)) for name in ("step", "replica", "rank"))
         if step is None or record.get("kind") in _NOT_OF_STEPS:
             continue
         for name, value in record.items():
             if name not in _NOT_COMPARED and isinstance(value, int | float) and not isinstance(value, bool):
-                found.setdefault(Reporter(name, replica, rank), {})[step] = float(value)
-    return found
+                numbers.setdefault(Reporter(name, replica, rank), {})[step] = float(value)
+    return numbers
 
 
 def between(a: Iterable[Mapping[str, Any]], b: Iterable[Mapping[str, Any]]) -> MetricsDifference:
@@ -83,7 +83,7 @@ def start_facts(records: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def _parting(source: Reporter, a: Series, b: Series, common: list[int]) -> Parting | None:
-    for place, step in enumerate(common):
+    for index, step in enumerate(common):
         if not _same(a[step], b[step]):
             last = common[-1]
             return Parting(
@@ -94,7 +94,7 @@ def _parting(source: Reporter, a: Series, b: Series, common: list[int]) -> Parti
                 a=a[step],
                 b=b[step],
                 by=b[step] - a[step],
-                equal_steps=place,
+                equal_steps=index,
                 last_step=last,
                 last_a=a[last],
                 last_b=b[last],

@@ -60,13 +60,13 @@ class Recorded:
     unknown: tuple[str, ...] = field(default=())
 
 
-def read(status: Status, answer: Answer) -> Recorded:
+def read_run(status: Status, answer: Answer) -> Recorded:
     """Read a run's folder. RunError if its manifest cannot be read, since then nothing can be compared."""
-    made, paths, unknown = status.manifest, RunPaths(status.run_dir), list[str]()
-    tables = [_table(path, made, unknown) for path in (paths.job, paths.cluster, paths.launcher)]
+    manifest, paths, unknown = status.manifest, RunPaths(status.run_dir), list[str]()
+    tables = [_table(path, manifest, unknown) for path in (paths.job, paths.cluster, paths.launcher)]
     reported = metrics.records(status.run_dir)
     steps = [step for one in reported if isinstance(step := one.get("step"), int) and not isinstance(step, bool)]
-    if not made.set_by:
+    if not manifest.set_by:
         unknown.append("which layer set its keys is not recorded")
     if not status.nodes:
         unknown.append("its nodes are not recorded")
@@ -79,20 +79,20 @@ def read(status: Status, answer: Answer) -> Recorded:
         verdict=answer.verdict,
         rule=answer.rule,
         why=answer.line,
-        submitted_at=made.submitted_at.isoformat(timespec="seconds"),
+        submitted_at=manifest.submitted_at.isoformat(timespec="seconds"),
         step=max(steps, default=None),
     )
     return Recorded(
         run=run,
-        manifest=made,
+        manifest=manifest,
         job=tables[0],
         cluster=tables[1],
         launcher=tables[2],
         records=reported,
-        code=_code(status.run_dir, made, unknown),
-        image=_image_name(made),
-        image_held=_image(made, paths, unknown),
-        scripts=_scripts(status.run_dir, made),
+        code=_code(status.run_dir, manifest, unknown),
+        image=_image_name(manifest),
+        image_held=_image(manifest, paths, unknown),
+        scripts=_scripts(status.run_dir, manifest),
         nodes=short_forms.expand_nodes(status.nodes),
         unknown=tuple(unknown),
     )
@@ -112,7 +112,7 @@ def tree_of(run_dir: Path, tree: str) -> Store:
     raise RunError(f"its snapshot {tree[:12]} {reason}")
 
 
-def _table(path: Path, made: Manifest, unknown: list[str]) -> Mapping[str, Any] | None:
+def _table(path: Path, manifest: Manifest, unknown: list[str]) -> Mapping[str, Any] | None:
     try:
         return config.load_toml(path)
     except KitError as error:
@@ -120,21 +120,21 @@ def _table(path: Path, made: Manifest, unknown: list[str]) -> Mapping[str, Any] 
             unknown.append(f"its {path.name} cannot be read: {error.message}")
         else:
             unknown.append(
-                f"its {path.name} is not recorded" if path.name not in made.records else f"its {path.name} is gone"
+                f"its {path.name} is not recorded" if path.name not in manifest.records else f"its {path.name} is gone"
             )
         return None
 
 
-def _code(run_dir: Path, made: Manifest, unknown: list[str]) -> Files | None:
-    if made.workspace is None or made.workspace.tree is None:
-        dirty = " with changes" if made.git and made.git.dirty else ""
-        known = f": its commit was {made.git.commit[:12]}{dirty}" if made.git else ""
+def _code(run_dir: Path, manifest: Manifest, unknown: list[str]) -> Files | None:
+    if manifest.workspace is None or manifest.workspace.tree is None:
+        dirty = " with changes" if manifest.git and manifest.git.dirty else ""
+        known = f": its commit was {manifest.git.commit[:12]}{dirty}" if manifest.git else ""
         unknown.append(f"its code is not recorded, since it ran in the live folder{known}")
         return None
-    tree = made.workspace.tree
+    tree = manifest.workspace.tree
     try:
         store = tree_of(run_dir, tree)
-        return of_tree(store.read(tree), lambda path: untrusted_files.read_bytes(store.files_of(tree) / path))
+        return of_tree(store.read_listing(tree), lambda path: untrusted_files.read_bytes(store.files_of(tree) / path))
     except (RunError, OSError) as error:
         unknown.append(
             error.message if isinstance(error, RunError) else f"its snapshot cannot be read: {error.strerror}"
@@ -152,21 +152,23 @@ def _contained(made: Manifest) -> bool:
     return made.runtime != "bare" and bool(made.image or made.image_name)
 
 
-def _image(made: Manifest, paths: RunPaths, unknown: list[str]) -> images.ImageContent | None:
+def _image(manifest: Manifest, paths: RunPaths, unknown: list[str]) -> images.ImageContent | None:
     """The image's content: from the lock in the run folder, else from the image file itself, which its digest identifies."""
-    if not _contained(made):
+    if not _contained(manifest):
         return None
-    own = paths.locks / f"{made.image_name}.lock"
+    own = paths.locks / f"{manifest.image_name}.lock"
     try:
         if own.is_file():
-            return images.of_lock(image_lock.read(own))
-        image = Path(made.image)
+            return images.of_lock(image_lock.read_lock(own))
+        image = Path(manifest.image)
         if image.is_absolute() and image.is_file():
             return images.ImageContent(packages=installed_packages.packages(image), config=sqshfile.config(image))
     except KitError as error:
         unknown.append(f"its image cannot be read: {error.message}")
         return None
-    unknown.append(f"what is in its image {made.image_digest[:19] or made.image} is not recorded, and the file is gone")
+    unknown.append(
+        f"what is in its image {manifest.image_digest[:19] or manifest.image} is not recorded, and the file is gone"
+    )
     return None
 
 

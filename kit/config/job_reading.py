@@ -244,14 +244,14 @@ def read_job(
     if not prime_rl_file.is_one(table):
         return _read(files, job_file, cluster=cluster, overrides=overrides, project=project)
     folder = project or data_folders.project(Path.cwd())
-    made = _read(
+    sources = _read(
         (*files[:-1], (prime_rl_file.job_of(table, file, project=folder), file)),
         job_file,
         cluster=cluster,
         overrides=overrides,
         project=folder,
     )
-    return replace(made, set_here=prime_rl_file.overrides_of(made.set_here, table))
+    return replace(sources, set_here=prime_rl_file.overrides_of(sources.set_here, table))
 
 
 def job_path(given: Path) -> Path:

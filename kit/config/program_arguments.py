@@ -74,15 +74,15 @@ def split(overrides: Sequence[str]) -> tuple[tuple[str, ...], ProgramWords]:
     typed: list[str] = []
     for text in overrides[:at]:
         key, equals, value = text.partition("=")
-        found = _OPTION_KEY.fullmatch(key.strip())
-        if not found or not equals:
+        match = _OPTION_KEY.fullmatch(key.strip())
+        if not match or not equals:
             keys.append(text)
             continue
         typed += ["--set", text]
         if value == "false":
-            dropped.append(found[1])
+            dropped.append(match[1])
         else:
-            set_here += [found[1], *_texts(value)]
+            set_here += [match[1], *_texts(value)]
     typed += [SEPARATOR, *after] if after else []
     return tuple(keys), ProgramWords(dropped=tuple(dropped), added=(*set_here, *after), typed=tuple(typed))
 
@@ -133,16 +133,16 @@ def merged(args: Sequence[str], words: ProgramWords) -> tuple[str, ...]:
     faults = [fault for option in sorted(named) for fault in _unclear(option, old, new, words)]
     if faults := [*(_not_there(option, [*had]) for option in missing), *faults]:
         raise ConfigError.of(*faults)
-    made: list[str] = []
+    arguments: list[str] = []
     placed: set[str] = set()
     for group in old:
         if group.option not in named:
-            made += group.words
+            arguments += group.words
         elif group.option not in placed:
             placed.add(group.option)
-            made += [word for one in new if one.option == group.option for word in one.words]
-    made += [word for one in new if one.option not in placed for word in one.words]
-    return (*made, *old_tail, *(new_tail[1:] if old_tail else new_tail))
+            arguments += [word for one in new if one.option == group.option for word in one.words]
+    arguments += [word for one in new if one.option not in placed for word in one.words]
+    return (*arguments, *old_tail, *(new_tail[1:] if old_tail else new_tail))
 
 
 def _unclear(option: str, old: Sequence[_Group], new: Sequence[_Group], words: ProgramWords) -> Iterator[Fault]:
@@ -179,18 +179,18 @@ def _not_there(option: str, had: Sequence[str]) -> Fault:
 
 def _groups(words: Iterable[str]) -> tuple[list[_Group], tuple[str, ...]]:
     """Options with their values, positional words, and what follows a `--`, with it."""
-    found: list[_Group] = []
+    groups: list[_Group] = []
     given = list(words)
     end = given.index(SEPARATOR) if SEPARATOR in given else len(given)
     for word in given[:end]:
-        last = found[-1] if found else None
+        last = groups[-1] if groups else None
         if not is_value(word):
-            found.append(_Group(word.partition("=")[0], (word,)))
+            groups.append(_Group(word.partition("=")[0], (word,)))
         elif last and last.option and "=" not in last.words[0]:
-            found[-1] = _Group(last.option, (*last.words, word))
+            groups[-1] = _Group(last.option, (*last.words, word))
         else:
-            found.append(_Group("", (word,)))
-    return found, tuple(given[end:])
+            groups.append(_Group("", (word,)))
+    return groups, tuple(given[end:])
 
 
 def changes(before: Sequence[str], after: Sequence[str]) -> list[str]:
@@ -211,13 +211,13 @@ def changes(before: Sequence[str], after: Sequence[str]) -> list[str]:
 
 
 def _by_option(words: Sequence[str]) -> Mapping[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    options: dict[str, list[str]] = {}
     groups, tail = _groups(words)
     for group in groups:
-        found.setdefault(group.option, []).extend(group.words)
+        options.setdefault(group.option, []).extend(group.words)
     if tail:
-        found.setdefault("", []).extend(tail)
-    return found
+        options.setdefault("", []).extend(tail)
+    return options
 
 
 def twins(args: Sequence[str], words: ProgramWords, command: Sequence[str] = ()) -> Iterator[str]:

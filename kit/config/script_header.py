@@ -73,7 +73,7 @@ def _resources(asked: dict[str, str]) -> dict[str, Any]:
     if range_of_nodes := re.match(r"([1-9][0-9]*)-", counts.get("nodes", "")):
         counts["nodes"] = range_of_nodes[1]
     found: dict[str, Any] = {}
-    sizes = sbatch_sizes.read(counts, found)
+    sizes = sbatch_sizes.read_sizes(counts, found)
     tasks = {"ranks_per_node": sizes.tasks} if {"ntasks", "ntasks-per-node", "ntasks-per-gpu"} & counts.keys() else {}
     least = {"cpus_per_node": max(sizes.cpus or 0, sizes.tasks)}
     return {"nodes": sizes.nodes, "gpus_per_node": sizes.gpus, **tasks, **least}
@@ -90,10 +90,10 @@ def _faults(text: str, file: str) -> Iterator[Fault]:
         problem = "Slurm takes no batch script whose first line does not begin with '#!'"
         yield Fault(file=file, key="line 1", problem=problem, hint="#!/bin/bash as the first line")
     for line in sbatch_lines.lines(text):
-        place = f"line {line.number}"
+        key = f"line {line.number}"
         if line.separator:
-            yield Fault(file=file, key=place, problem=_SEVERAL[0], hint=_SEVERAL[1])
+            yield Fault(file=file, key=key, problem=_SEVERAL[0], hint=_SEVERAL[1])
         for name, _ in line.options:
             if name in _REFUSED:
                 problem, hint = _REFUSED[name]
-                yield Fault(file=file, key=place, problem=f"--{name}: {problem}", hint=hint)
+                yield Fault(file=file, key=key, problem=f"--{name}: {problem}", hint=hint)

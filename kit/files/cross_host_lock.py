@@ -78,7 +78,7 @@ def sweep(folder: Path) -> None:
 
 
 def _take(path: Path, claim: Path, on_wait: Callable[[str], None]) -> None:
-    told = False
+    announced = False
     while True:
         with contextlib.suppress(FileExistsError):
             _put(claim, path)
@@ -86,9 +86,9 @@ def _take(path: Path, claim: Path, on_wait: Callable[[str], None]) -> None:
         if _stale(path, claim):
             _break(path)
             continue
-        if not told:
+        if not announced:
             on_wait(_holder(path))
-            told = True
+            announced = True
         time.sleep(_POLL_S)
 
 

@@ -16,7 +16,7 @@ _LIMIT = 1 << 63
 _MOST = 1e12
 
 
-def read(text: bytes) -> list[Record]:
+def parse_records(text: bytes) -> list[Record]:
     """The object in each line. Lines that are no JSON objects are skipped: a kill or a full disk left them incomplete.
 
     Dropped are fields of a wrong type, and integers outside 64 bits. Half of a surrogate pair, which no UTF-8 file can hold,

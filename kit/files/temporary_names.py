@@ -50,16 +50,16 @@ def _owner(name: str) -> Owner | None:
     return Owner.parse("~".join(words[1:-1])) if name.startswith(".") and len(words) == 7 else None
 
 
-def remove(place: Path) -> None:
+def remove(path: Path) -> None:
     """Remove a file or folder, as far as this user may. Folders that their owner may not enter or write are removed too."""
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place, ignore_errors=True)
-        if place.exists():
-            open_all(place)
-            shutil.rmtree(place, ignore_errors=True)
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+        if path.exists():
+            open_all(path)
+            shutil.rmtree(path, ignore_errors=True)
     else:
         with contextlib.suppress(OSError):
-            place.unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
 
 
 def open_all(folder: Path) -> None:

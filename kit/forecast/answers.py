@@ -90,16 +90,16 @@ def ask(
 
     say: with several clusters, called for each that cannot be asked. With a single cluster, its error is raised.
     """
-    found: list[WhenAnswer] = []
+    answers: list[WhenAnswer] = []
     for cluster in clusters:
         try:
             request = JobRequest(job_file=job_file, cluster=cluster, overrides=tuple(overrides), containers=containers)
-            found += _of_cluster(request, more)
+            answers += _of_cluster(request, more)
         except KitError as error:
             if len(clusters) == 1:
                 raise
             say(f"{cluster}: {error.message.splitlines()[0]}")
-    return sorted(found, key=lambda one: (one.start is None, one.start.rank if one.start else ()))
+    return sorted(answers, key=lambda one: (one.start is None, one.start.rank if one.start else ()))
 
 
 def every_cluster() -> list[str]:
@@ -118,7 +118,7 @@ def _of_cluster(request: JobRequest, more: tuple[JobSize, ...]) -> list[WhenAnsw
         raise SlurmError(
             f"cluster {name!r} is not up", hint="kit cluster up" + ("" if name == "local" else f" --name {name}")
         )
-    queue = Queue(queue_snapshot.read(env=own.env))
+    queue = Queue(queue_snapshot.read_queue(env=own.env))
     places = queue.seen.other_partitions[:_MOST_PARTITIONS]
     planned = [first, *size_and_place_choices.others(request, first, more=more, partitions=places)]
     found = [(one, _answer(one, own.plan, queue, own.env)) for one in planned]
@@ -129,31 +129,31 @@ def _of_cluster(request: JobRequest, more: tuple[JobSize, ...]) -> list[WhenAnsw
     ]
 
 
-def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str]) -> WhenAnswer:
-    made = one.prepared.plan if one.prepared else None
-    job, wanted = (made or own).job, request_of(made or own)
-    choice = one.choice
-    told: dict[str, Any] = {
+def _answer(candidate: Planned, own: Plan, queue: Queue, env: Mapping[str, str]) -> WhenAnswer:
+    plan = candidate.prepared.plan if candidate.prepared else None
+    job, wanted = (plan or own).job, request_of(plan or own)
+    choice = candidate.choice
+    facts: dict[str, Any] = {
         "cluster": own.cluster,
         "job": job.name,
-        "nodes": made.decisions.every_node if made else (choice and choice.nodes) or wanted.nodes,
+        "nodes": plan.decisions.every_node if plan else (choice and choice.nodes) or wanted.nodes,
         "limit": wanted.limit,
-        "pieces": one.pieces,
-        "qos": job.qos if made else choice and choice.qos,
-        "partition": job.slurm.partition if made else choice and choice.partition,
+        "pieces": candidate.pieces,
+        "qos": job.qos if plan else choice and choice.qos,
+        "partition": job.slurm.partition if plan else choice and choice.partition,
         "now": queue.seen.now,
     }
-    if made is None:
-        return WhenAnswer(**told, start=None, refused=one.refused)
+    if plan is None:
+        return WhenAnswer(**facts, start=None, refused=candidate.refused)
     try:
-        slurms = client.test_only(made.text_of("batch.sh"), env=env, options=made.argv[2:-1])
+        slurms = client.test_only(plan.text_of("batch.sh"), env=env, options=plan.argv[2:-1])
     except SlurmError as error:
-        return WhenAnswer(**told, start=None, refused=" ".join(error.message.split()))
+        return WhenAnswer(**facts, start=None, refused=" ".join(error.message.split()))
     if not queue.seen.allows(wanted.partitions, nodes=wanted.nodes, time=wanted.limit):
-        return WhenAnswer(**told, start=None, refused=_beyond(queue, wanted))
-    planned = start_of(queue, made, slurms, pieces=one.pieces)
+        return WhenAnswer(**facts, start=None, refused=_beyond(queue, wanted))
+    planned = start_of(queue, plan, slurms, pieces=candidate.pieces)
     return WhenAnswer(
-        **told,
+        **facts,
         start=planned[0],
         by=planned[1],
         slurms=slurms.time if slurms else None,
@@ -163,13 +163,13 @@ def _answer(one: Planned, own: Plan, queue: Queue, env: Mapping[str, str]) -> Wh
 
 def _beyond(queue: Queue, wanted: NodeRequest) -> str:
     """The limits that a request exceeds. sbatch accepts such a job, which then waits for ever."""
-    said = []
+    limits = []
     for name in sorted({*(wanted.partitions or [queue.seen.default])} & queue.seen.limits.keys()):
         most = queue.seen.limits[name]
         words = [time_wording.counted(int(most.nodes), "node")] if most.nodes != UNLIMITED else []
         words += [time_wording.span(most.time)] if most.time != UNLIMITED else []
-        said.append(f"partition {name} gives a job at most {' and '.join(words)}")
-    return ", ".join(said)
+        limits.append(f"partition {name} gives a job at most {' and '.join(words)}")
+    return ", ".join(limits)
 
 
 def start_of(
@@ -187,7 +187,7 @@ def start_of(
 
 def at_submit(prepared: Prepared, slurms: client.ExpectedStart | None) -> WhenAnswer | None:
     """The start of a job that is about to be submitted. The queue is read only if Slurm says that the job will wait."""
-    made, wanted = prepared.plan, request_of(prepared.plan)
+    plan, wanted = prepared.plan, request_of(prepared.plan)
     now = time.time()
     if slurms is None:
         return None
@@ -195,17 +195,17 @@ def at_submit(prepared: Prepared, slurms: client.ExpectedStart | None) -> WhenAn
     start = StartEstimate(by_limits=now, last=now, ends_by=now + wanted.limit)
     if slurms.time > now + _WAITS_S:
         try:
-            start, by = start_of(Queue(queue_snapshot.read(env=prepared.env)), made, slurms)
+            start, by = start_of(Queue(queue_snapshot.read_queue(env=prepared.env)), plan, slurms)
         except SlurmError:
             return None
     return WhenAnswer(
-        cluster=made.cluster,
-        job=made.job.name,
-        nodes=made.decisions.every_node,
+        cluster=plan.cluster,
+        job=plan.job.name,
+        nodes=plan.decisions.every_node,
         limit=wanted.limit,
         pieces=1,
-        qos=made.job.qos,
-        partition=made.job.slurm.partition,
+        qos=plan.job.qos,
+        partition=plan.job.slurm.partition,
         now=now,
         start=start,
         slurms=slurms.time,
@@ -213,36 +213,36 @@ def at_submit(prepared: Prepared, slurms: client.ExpectedStart | None) -> WhenAn
     )
 
 
-def size_of(one: WhenAnswer, *, several: bool = False) -> str:
+def size_of(answer: WhenAnswer, *, several: bool = False) -> str:
     """The size and place of an answer in words. several: there are answers for several clusters, so this one's is named."""
-    limit = f" for {time_wording.span(one.limit)}" if one.limit != UNLIMITED else ", no time limit"
-    pieces = f"{one.pieces} pieces of " if one.pieces > 1 else ""
-    place = [f"on {one.cluster}"] if several else []
-    place += [f"QOS {one.qos}"] if one.qos else [f"partition {one.partition}"] if one.partition else []
-    return ", ".join([f"{pieces}{time_wording.counted(one.nodes, 'node')}{limit}", *place])
+    limit = f" for {time_wording.span(answer.limit)}" if answer.limit != UNLIMITED else ", no time limit"
+    pieces = f"{answer.pieces} pieces of " if answer.pieces > 1 else ""
+    place = [f"on {answer.cluster}"] if several else []
+    place += [f"QOS {answer.qos}"] if answer.qos else [f"partition {answer.partition}"] if answer.partition else []
+    return ", ".join([f"{pieces}{time_wording.counted(answer.nodes, 'node')}{limit}", *place])
 
 
-def line(one: WhenAnswer, *, several: bool = False) -> str:
+def line(answer: WhenAnswer, *, several: bool = False) -> str:
     """An answer as a sentence. several: as in `size_of`."""
-    size, start = size_of(one, several=several), one.start
+    size, start = size_of(answer, several=several), answer.start
     if start is None:
-        return f"{size}: refused: {one.refused}"
+        return f"{size}: refused: {answer.refused}"
     if start.by_limits is None:
         return f"{size}: no start is known"
-    begins = time_wording.moment(start.by_limits, one.now)
-    if one.pieces > 1:
+    begins = time_wording.moment(start.by_limits, answer.now)
+    if answer.pieces > 1:
         if start.last is None:
             return f"{size}: the first starts {begins}, the last at no known time"
         together = start.last - start.by_limits < 60
         begins = (
             f"all at once, {begins}"
             if together
-            else f"the first {begins}, the last {time_wording.moment(start.last, one.now)}"
+            else f"the first {begins}, the last {time_wording.moment(start.last, answer.now)}"
         )
         return f"{size}: {begins}"
     text = f"{size}: starts {begins}"
     if start.likely is not None and start.by_limits - start.likely > 60:
-        text += f" at the latest, likely {time_wording.moment(start.likely, one.now)}"
+        text += f" at the latest, likely {time_wording.moment(start.likely, answer.now)}"
     if start.ends_by is not None and start.ends_by != UNLIMITED:
-        text += f"; ends by {time_wording.moment(start.ends_by, one.now).removeprefix('at ')}"
-    return text + (" (Slurm's own estimate)" if one.by == "slurm" else "")
+        text += f"; ends by {time_wording.moment(start.ends_by, answer.now).removeprefix('at ')}"
+    return text + (" (Slurm's own estimate)" if answer.by == "slurm" else "")

@@ -157,14 +157,14 @@ class BackfillPlan:
 
     def _usable_times(self, kind: NodeRequest) -> tuple[list[float], list[int]]:
         """The times at which nodes become usable, and all nodes that are usable from each time on."""
-        found: dict[float, int] = {}
+        nodes_by_time: dict[float, int] = {}
         for bit, node in enumerate(self._nodes):
             if _may_use(node, kind):
                 since = self._free_since(node, kind)
                 if since < UNLIMITED:
-                    found[since] = found.get(since, 0) | 1 << bit
-        times = sorted(found)
-        return times, list(accumulate((found[time] for time in times), or_))
+                    nodes_by_time[since] = nodes_by_time.get(since, 0) | 1 << bit
+        times = sorted(nodes_by_time)
+        return times, list(accumulate((nodes_by_time[time] for time in times), or_))
 
     def _free_since(self, node: QueueNode, kind: NodeRequest) -> float:
         wanted = replace(node.whole, memory=0.0) if kind.whole_nodes else kind.each
@@ -184,13 +184,13 @@ class BackfillPlan:
 
 def _held(seen: QueueSnapshot) -> dict[str, list[tuple[float, Amount]]]:
     """Node -> the end of each job on it, and the resources that become free then; earliest first."""
-    found: dict[str, list[tuple[float, Amount]]] = {}
+    releases: dict[str, list[tuple[float, Amount]]] = {}
     for job in seen.running:
         for node in job.nodes:
-            found.setdefault(node, []).append((job.end, job.each))
-    for ends in found.values():
+            releases.setdefault(node, []).append((job.end, job.each))
+    for ends in releases.values():
         ends.sort(key=lambda one: one[0])
-    return found
+    return releases
 
 
 def _may_use(node: QueueNode, kind: NodeRequest) -> bool:

@@ -27,15 +27,15 @@ class Room:
 
 def under(folder: Path, *, env: Mapping[str, str]) -> Room | None:
     """The free space at `folder`, which may not exist yet; None if it is unknown."""
-    place = next((one for one in (folder, *folder.parents) if one.is_dir()), None)
-    if place is None:
+    existing_folder = next((parent for parent in (folder, *folder.parents) if parent.is_dir()), None)
+    if existing_folder is None:
         return None
     try:
-        found = os.statvfs(place)
+        found = os.statvfs(existing_folder)
     except OSError:
         return None
-    rooms = [Room(free=found.f_bavail * found.f_frsize, by="free"), *_quotas(place, env)]
-    return min(rooms, key=lambda one: one.free)
+    rooms = [Room(free=found.f_bavail * found.f_frsize, by="free"), *_quotas(existing_folder, env)]
+    return min(rooms, key=lambda room: room.free)
 
 
 def _quotas(place: Path, env: Mapping[str, str]) -> list[Room]:
@@ -52,7 +52,7 @@ def _quotas(place: Path, env: Mapping[str, str]) -> list[Room]:
 
 def left_of(said: str, mount: str) -> list[int]:
     """Bytes left at a mount point, from the output of `quota` or `lfs quota`. Its line has used, soft and hard limit in KiB."""
-    found = []
+    bytes_left = []
     for line in said.splitlines():
         if mount not in line.split():
             continue
@@ -60,8 +60,8 @@ def left_of(said: str, mount: str) -> list[int]:
         if len(numbers) >= 3:
             used, soft, hard = map(int, numbers[:3])
             if limit := hard or soft:
-                found.append(max(0, limit - used) * _KIB)
-    return found
+                bytes_left.append(max(0, limit - used) * _KIB)
+    return bytes_left
 
 
 def _asked(argv: list[str], env: Mapping[str, str]) -> str:

@@ -65,22 +65,22 @@ class GptTraining:
         return float(each * self.tokens * self.accumulate)
 
 
-def of_plan(made: Plan) -> GptTraining | None:
+def of_plan(plan: Plan) -> GptTraining | None:
     """The training of a plan; None for any other program, or if the options do not give the model's shape."""
-    job = made.job
-    if made.roles and not made.roles[0].plain:
+    job = plan.job
+    if plan.roles and not plan.roles[0].plain:
         return None
-    script = job.script or made.decisions.resolved.launcher.script
+    script = job.script or plan.decisions.resolved.launcher.script
     if not job.is_launchers:
         return None
     every = job.checkpoint.every or 0
-    return read(
+    return read_training(
         job.launcher,
         str(script),
-        (*job.args, *made.decisions.extra.args),
-        ranks=made.allocation.world_size,
+        (*job.args, *plan.decisions.extra.args),
+        ranks=plan.allocation.world_size,
         every=every,
-        gpus=has_gpus(made),
+        gpus=has_gpus(plan),
     )
 
 
@@ -92,7 +92,9 @@ def has_gpus(made: Plan) -> bool:
     return running is None or not running.has_placeholders
 
 
-def read(launcher: str, script: str, args: Sequence[str], *, ranks: int, every: int, gpus: bool) -> GptTraining | None:
+def read_training(
+    launcher: str, script: str, args: Sequence[str], *, ranks: int, every: int, gpus: bool
+) -> GptTraining | None:
     """The training of a launcher's program with these options.
 
     every: checkpoint.every of the job. gpus: whether its nodes have GPUs.
@@ -146,7 +148,7 @@ def _defaults(launcher: str) -> Mapping[str, Default]:
 
 def _options(args: Sequence[str]) -> dict[str, str] | None:
     """Option -> its value; the last one counts. None if there are words that are not options."""
-    found: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     words = list(args)
     while words:
         word = words.pop(0)
@@ -155,5 +157,5 @@ def _options(args: Sequence[str]) -> dict[str, str] | None:
             return None
         if not equals and name not in _FLAGS and words and not words[0].startswith("--"):
             value = words.pop(0)
-        found[name] = value
-    return found
+        options[name] = value
+    return options

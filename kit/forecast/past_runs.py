@@ -53,47 +53,49 @@ class PastRun:
     checkpoint: int | None
 
 
-def newest(made: Plan) -> list[PastRun]:
+def newest(plan: Plan) -> list[PastRun]:
     """Runs of this job's name, the newest first, without those whose folders cannot be used."""
-    runs_dir = made.decisions.site.runs_dir
-    prefix = f"{made.job.name}-"
+    runs_dir = plan.decisions.site.runs_dir
+    prefix = f"{plan.job.name}-"
     try:
         with os.scandir(runs_dir) as entries:
-            names = [one.name for one in entries if one.name.startswith(prefix) and one.name != made.run_id]
+            names = [one.name for one in entries if one.name.startswith(prefix) and one.name != plan.run_id]
     except OSError:
         return []
     # A run's name ends with the time of its submit.
     names = sorted(names, key=lambda name: name[len(prefix) :], reverse=True)[:_MOST_RUNS]
-    return [one for name in names if (one := _read(runs_dir / name, made)) is not None]
+    return [one for name in names if (one := _read(runs_dir / name, plan)) is not None]
 
 
-def _read(run_dir: Path, made: Plan) -> PastRun | None:
+def _read(run_dir: Path, plan: Plan) -> PastRun | None:
     paths = RunPaths(run_dir)
     try:
-        record = manifest.read(paths.manifest)
+        record = manifest.read_manifest(paths.manifest)
         job = tomllib.loads(untrusted_files.read_bytes(paths.job).decode())
     except (RunError, OSError, ValueError):
         return None
-    if record.job_name != made.job.name or record.cluster != made.cluster or record.launcher != made.job.launcher:
+    if record.job_name != plan.job.name or record.cluster != plan.cluster or record.launcher != plan.job.launcher:
         return None
-    told = _records(run_dir)
-    steps = [one for one in told if one.get("kind") == "step"]
+    reports = _records(run_dir)
+    steps = [report for report in reports if report.get("kind") == "step"]
     began, ended, code = _lived(run_dir)
-    started = next((one for one in told if one.get("kind") == "start"), None)
-    final = next((one for one in reversed(told) if one.get("kind") == "final"), None)
+    started = next((report for report in reports if report.get("kind") == "start"), None)
+    final = next((report for report in reversed(reports) if report.get("kind") == "final"), None)
     took = _steps(started, steps)
     return PastRun(
         run_id=record.run_id,
-        same=_same(job, record, made),
-        program=_program(job, record, made),
+        same=_same(job, record, plan),
+        program=_program(job, record, plan),
         begins=_between(began, _time(started)),
         step=median(took) if took else None,
         quarters=_quarters(took),
-        save=_seconds(told, "saved"),
-        evaluate=_seconds(told, "eval"),
+        save=_seconds(reports, "saved"),
+        evaluate=_seconds(reports, "eval"),
         ends=_between(_time(steps[-1] if steps else None), ended) if final else None,
         whole=ended - began if began is not None and ended is not None and code == 0 else None,
-        memory=max((int(one["memory_bytes"]) for one in steps if _is_number(one.get("memory_bytes"))), default=None),
+        memory=max(
+            (int(report["memory_bytes"]) for report in steps if _is_number(report.get("memory_bytes"))), default=None
+        ),
         checkpoint=_checkpoint(paths.checkpoints),
     )
 
@@ -115,14 +117,14 @@ def _same(job: Mapping[str, Any], record: Manifest, made: Plan) -> bool:
     return program and command and args == made.job.args and record.world_sizes == made.world_sizes
 
 
-def _program(job: Mapping[str, Any], record: Manifest, made: Plan) -> GptTraining | None:
+def _program(job: Mapping[str, Any], record: Manifest, plan: Plan) -> GptTraining | None:
     if not is_launchers(job):
         return None
     ranks = next(iter(record.world_sizes.values()), 0) if len(record.world_sizes) == 1 else 0
-    script = job.get("script") or made.decisions.resolved.launcher.script
+    script = job.get("script") or plan.decisions.resolved.launcher.script
     every = job.get("checkpoint", {}).get("every") or 0
-    gpus = gpt_program_options.has_gpus(made)
-    return gpt_program_options.read(
+    gpus = gpt_program_options.has_gpus(plan)
+    return gpt_program_options.read_training(
         record.launcher, str(script), job.get("args", ()), ranks=ranks, every=every, gpus=gpus
     )
 

@@ -182,18 +182,18 @@ def _short(error: KitError) -> str:
     return "; ".join(f"{fault.key}: {fault.problem}" for fault in faults) or error.message.splitlines()[0]
 
 
-def request_of(made: Plan) -> NodeRequest:
+def request_of(plan: Plan) -> NodeRequest:
     """A plan's job as the scheduler sees it. Constraints that are not plain words are left out, since only Slurm can read them."""
-    job, allocation = made.job, made.allocation
+    job, allocation = plan.job, plan.allocation
     slurm = job.slurm
-    avoided = {*made.decisions.site.avoid, *expand_nodes(slurm.exclude or "")}
+    avoided = {*plan.decisions.site.avoid, *expand_nodes(slurm.exclude or "")}
     limit = 60 * minutes(job.resources.time) if job.resources.time else 0
     return NodeRequest(
-        nodes=made.decisions.every_node,
+        nodes=plan.decisions.every_node,
         each=Amount(
             cpus=allocation.cpus_per_node,
             memory=kilobytes(allocation.memory) / 1024 if allocation.memory else 0,
-            gpus=0 if made.decisions.node.gres == "none" else allocation.gpus_per_node,
+            gpus=0 if plan.decisions.node.gres == "none" else allocation.gpus_per_node,
         ),
         limit=limit or UNLIMITED,
         partitions=tuple(slurm.partition.split(",")) if slurm.partition else (),

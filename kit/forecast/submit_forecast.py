@@ -99,28 +99,28 @@ class Outlook:
 
 def look(prepared: Prepared) -> Outlook:
     """The outlook of a planned job."""
-    made = prepared.plan
-    program = gpt_program_options.of_plan(made)
+    plan = prepared.plan
+    program = gpt_program_options.of_plan(plan)
     # The runs of a cluster reached over ssh are on that cluster's disks.
-    earlier = past_runs.newest(made) if prepared.host.shares_files else []
+    earlier = past_runs.newest(plan) if prepared.host.shares_files else []
     size = _checkpoint(program, earlier)
-    folder = made.run_dir / "checkpoints"
-    limit = made.job.resources.time
+    folder = plan.run_dir / "checkpoints"
+    limit = plan.job.resources.time
     return Outlook(
-        file=made.decisions.resolved.job_file,
+        file=plan.decisions.resolved.job_file,
         fit=_fit(prepared, program, earlier) if program else None,
         checkpoint=size,
-        keep=made.job.checkpoint.keep or (gpt_program_options.read_default_keep() if size else 0),
+        keep=plan.job.checkpoint.keep or (gpt_program_options.read_default_keep() if size else 0),
         room=free_space.under(folder, env=prepared.env) if size and prepared.host.shares_files else None,
         duration=_duration(program, earlier),
         limit=60 * minutes(limit) or None if limit else None,
-        goes_on=bool(made.job.chain or made.job.retry.requeue or made.job.slurm.requeue),
+        goes_on=bool(plan.job.chain or plan.job.retry.requeue or plan.job.slurm.requeue),
     )
 
 
-def refuse(found: Outlook) -> None:
+def refuse(outlook: Outlook) -> None:
     """ConfigError for a job that cannot fit, even by the least estimate."""
-    fit = found.fit
+    fit = outlook.fit
     if fit is None or fit.limit is None:
         return
     held = fit.held if fit.on_gpu else fit.held * fit.ranks
@@ -130,44 +130,46 @@ def refuse(found: Outlook) -> None:
         needed = f"{gigabytes(held)} of weights, gradients and moments"
         problem = f"{who} {verb} {needed}, and the job has {gigabytes(fit.limit)} of {fit.where}"
         hint = "launcher fsdp on more nodes, fewer ranks on a node, or a smaller model"
-        raise ConfigError.of(Fault(key="args", problem=problem, hint=hint), file=found.file)
+        raise ConfigError.of(Fault(key="args", problem=problem, hint=hint), file=outlook.file)
 
 
-def warnings(found: Outlook) -> list[Fault]:
+def warnings(outlook: Outlook) -> list[Fault]:
     """Warnings about what may go wrong."""
-    said = []
-    fit, took, room_ = found.fit, found.duration, found.room
+    faults = []
+    fit, took, room_ = outlook.fit, outlook.duration, outlook.room
     if fit and fit.limit and fit.whole > _CLOSE_TO_LIMIT * fit.limit:
         problem = f"about {gigabytes(fit.whole)} of memory, and the job has {gigabytes(fit.limit)} of {fit.where}: it may not fit"
-        said.append(Fault(key="args", problem=problem, hint="a smaller batch, --accumulate, or fewer ranks on a node"))
-    if took and found.limit and took.whole > found.limit and not found.goes_on:
-        problem = f"about {minutes_of(took.whole)}, by {took.basis}, and the limit is {minutes_of(found.limit)}"
-        said.append(Fault(key="resources.time", problem=problem, hint="[chain] times = 2, or a longer limit"))
-    if room_ and found.checkpoint and _fitting(found) <= found.keep:
+        faults.append(
+            Fault(key="args", problem=problem, hint="a smaller batch, --accumulate, or fewer ranks on a node")
+        )
+    if took and outlook.limit and took.whole > outlook.limit and not outlook.goes_on:
+        problem = f"about {minutes_of(took.whole)}, by {took.basis}, and the limit is {minutes_of(outlook.limit)}"
+        faults.append(Fault(key="resources.time", problem=problem, hint="[chain] times = 2, or a longer limit"))
+    if room_ and outlook.checkpoint and _fitting(outlook) <= outlook.keep:
         space = f"{gigabytes(room_.free)} {room_.by}"
-        problem = f"room for {_fitting(found)} checkpoints ({space}), and {found.keep + 1} exist at one time"
+        problem = f"room for {_fitting(outlook)} checkpoints ({space}), and {outlook.keep + 1} exist at one time"
         hint = "keep = 1, or paths.runs of the cluster on a larger disk"
-        said.append(Fault(key="checkpoint.keep", problem=problem, hint=hint))
-    return [replace(one, file=found.file) for one in said]
+        faults.append(Fault(key="checkpoint.keep", problem=problem, hint=hint))
+    return [replace(one, file=outlook.file) for one in faults]
 
 
-def sentences(found: Outlook, *, start: float | None = None) -> list[str]:
+def sentences(outlook: Outlook, *, start: float | None = None) -> list[str]:
     """Lines to tell the user. start: of the job, in seconds since the epoch."""
     from kit.forecast import time_wording
 
     lines = []
-    if fit := found.fit:
+    if fit := outlook.fit:
         about = f"about {gigabytes(fit.rank)} of memory a rank"
         of = f", {gigabytes(fit.whole)} of {gigabytes(fit.limit)} on {fit.where}" if fit.limit else ""
         lines.append(about + of)
-    took = found.duration
-    if found.checkpoint:
+    took = outlook.duration
+    if outlook.checkpoint:
         after = (
             f" after about {minutes_of(took.first_checkpoint)}" if took and took.first_checkpoint is not None else ""
         )
-        line = f"first checkpoint {gigabytes(found.checkpoint)}{after}"
-        if found.room:
-            line += f"; {gigabytes(found.room.free)} {found.room.by}: room for {_fitting(found):,}"
+        line = f"first checkpoint {gigabytes(outlook.checkpoint)}{after}"
+        if outlook.room:
+            line += f"; {gigabytes(outlook.room.free)} {outlook.room.by}: room for {_fitting(outlook):,}"
         lines.append(line)
     if took:
         steps = f"{took.steps:,} steps at {took.step:.3g} s, " if took.steps and took.step else ""
@@ -189,8 +191,8 @@ def _fitting(found: Outlook) -> int:
 
 
 def _fit(prepared: Prepared, program: GptTraining, earlier: Sequence[PastRun]) -> Fit:
-    made = prepared.plan
-    limit = _gpu_limit(made) if program.on_gpu else _host_limit(prepared)
+    plan = prepared.plan
+    limit = _gpu_limit(plan) if program.on_gpu else _host_limit(prepared)
     rank = rank_memory.of_rank(program)
     measured = next(
         (one for one in earlier if one.memory and one.program and _same_training(one.program, program)), None
@@ -198,7 +200,7 @@ def _fit(prepared: Prepared, program: GptTraining, earlier: Sequence[PastRun]) -
     if measured and measured.memory:
         rank = measured.memory
     held = 0 if program.offload and program.on_gpu else rank_memory.held(program)
-    return Fit(rank=rank, ranks=made.allocation.ranks_per_node, held=held, limit=limit, on_gpu=program.on_gpu)
+    return Fit(rank=rank, ranks=plan.allocation.ranks_per_node, held=held, limit=limit, on_gpu=program.on_gpu)
 
 
 def _gpu_limit(made: Plan) -> int | None:
@@ -225,13 +227,13 @@ def _checkpoint(program: GptTraining | None, earlier: Sequence[PastRun]) -> int 
 
 def _duration(program: GptTraining | None, earlier: Sequence[PastRun]) -> Duration | None:
     if program is not None:
-        timed = [(one, one.program) for one in earlier if one.program and one.step and one.begins is not None]
-        if same := [one for one, its in timed if _same_training(its, program)]:
+        timed = [(run, run.program) for run in earlier if run.program and run.step and run.begins is not None]
+        if same := [run for run, its in timed if _same_training(its, program)]:
             return _of_steps(program, same, 1.0)
         near = min(timed, key=lambda pair: _work_ratio(pair[1], program), default=None)
         if near and _work_ratio(near[1], program) <= _MAX_WORK_RATIO:
             return _of_steps(program, [near[0]], program.flops / near[1].flops, exact=False)
-    done = next((one for one in earlier if one.same and one.whole), None)
+    done = next((run for run in earlier if run.same and run.whole), None)
     if done is None or done.whole is None:
         return None
     return Duration(whole=done.whole, first_checkpoint=None, steps=None, step=None, basis=done.run_id, exact=True)

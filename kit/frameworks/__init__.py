@@ -24,7 +24,7 @@ def get(name: str) -> Framework:
     return cast(Framework, import_module(f"kit.frameworks.{name}").framework)
 
 
-def prepare(resolved: Resolved, allocation: Allocation, packages: Mapping[str, str]) -> Extra:
+def prepare_extra(resolved: Resolved, allocation: Allocation, packages: Mapping[str, str]) -> Extra:
     """Return what the launcher's framework adds to a job; nothing if the launcher names no framework.
 
     packages: name -> version of the packages in the image. ConfigError when the job breaks a rule of its programs or of the

@@ -43,14 +43,14 @@ def faults_of(resolved: Resolved) -> Iterator[Fault]:
 def faults(program: Path, args: Iterable[str]) -> Iterator[Fault]:
     """Arguments that look like options and that the program does not have. A program that declares no options is not checked."""
     known = declared(program)
-    for place, word in enumerate(args if known else ()):
+    for index, word in enumerate(args if known else ()):
         name = word.partition("=")[0]
         # argparse accepts an abbreviated option.
         if not name.startswith("--") or " " in name or any(one.startswith(name) for one in known):
             continue
         near = nearest(name, known) or "--help"
         hint = f"{near} in args; python3 {program.name} --help lists them"
-        yield Fault(key=f"args[{place}]", problem=f"{name} is not an option of {program.name}", hint=hint)
+        yield Fault(key=f"args[{index}]", problem=f"{name} is not an option of {program.name}", hint=hint)
 
 
 @cache
@@ -98,15 +98,15 @@ def _default(value: ast.expr) -> Default | None:
 
 def _reachable(called: Iterable[str], functions: Mapping[str, ast.FunctionDef]) -> set[str]:
     """The called functions of the library, and all functions that these call in turn."""
-    found: set[str] = set()
+    reached: set[str] = set()
     waiting = [name for name in called if name in functions]
     while waiting:
         name = waiting.pop()
-        if name not in found:
-            found.add(name)
+        if name not in reached:
+            reached.add(name)
             calls = (call.func for call in _calls(functions[name]))
             waiting += [func.id for func in calls if isinstance(func, ast.Name) and func.id in functions]
-    return found
+    return reached
 
 
 def _parse_source(path: Path) -> ast.Module:

@@ -36,7 +36,7 @@ class _NotLiteralError(Exception):
         self.node = node
 
 
-def read(path: Path) -> tuple[str, dict[str, Any]]:
+def read_assignments(path: Path) -> tuple[str, dict[str, Any]]:
     """The text of a file, and its assignments as a table. ConfigError names the first line that is not a literal."""
     try:
         text = untrusted_files.read_text(path, most=_MOST_BYTES)
@@ -47,10 +47,10 @@ def read(path: Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(f"{shown(path)}: cannot be read: {error.strerror}", hint=f"ls -l {shown(path)}") from None
     except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
         raise ConfigError(f"{shown(path)}: not valid Python: {error}", hint=f"python3 -m py_compile {path}") from None
-    found: dict[str, Any] = {}
+    table: dict[str, Any] = {}
     try:
         for statement in tree.body:
-            _assign(statement, found)
+            _assign(statement, table)
     except _NotLiteralError as wrong:
         line = getattr(wrong.node, "lineno", 1)
         said = text.splitlines()[line - 1].strip()
@@ -60,17 +60,17 @@ def read(path: Path) -> tuple[str, dict[str, Any]]:
         raise ConfigError(problem, hint="write the value there, such as lr = 0.01") from None
     except RecursionError:
         raise ConfigError(f"{shown(path)}: nested too deep", hint="write shorter tables") from None
-    return text, found
+    return text, table
 
 
-def _assign(statement: ast.stmt, found: dict[str, Any]) -> None:
+def _assign(statement: ast.stmt, table: dict[str, Any]) -> None:
     """One statement: `name = literal`, or a text that stands alone (a docstring)."""
     match statement:
         case (
             ast.Assign(targets=[ast.Name(id=name)], value=value)
             | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
         ):
-            found[name] = _value(value, found)
+            table[name] = _value(value, table)
         case ast.Expr(value=ast.Constant()) | ast.Pass():
             pass
         case _:

@@ -102,18 +102,18 @@ def faults(job: Job, launcher: Launcher, packages: Mapping[str, str]) -> Iterato
     releases = launcher.releases_of(job)
     if releases is None:
         return
-    found = installed(job, releases, packages)
-    if found is not None and found not in releases.known:
-        near = nearest_release(found, releases.known)
+    release = installed(job, releases, packages)
+    if release is not None and release not in releases.known:
+        near = nearest_release(release, releases.known)
         named = NAMED in job.env
         key, what = (f"env.{NAMED}", "release") if named else ("image", releases.package)
-        problem = f"launcher {job.launcher!r} does not know {what} {found}"
+        problem = f"launcher {job.launcher!r} does not know {what} {release}"
         hint = (
             f'{NAMED} = "{near}"' if named else f'[env]\n       {NAMED} = "{near}"     # where its options are the same'
         )
         yield Fault(key=key, problem=problem, allowed=", ".join(releases.known), hint=hint)
     elif releases.options and job.is_launchers:
-        yield from misspelt(job, releases, None, release=found)
+        yield from misspelt(job, releases, None, release=release)
 
 
 def nearest_release(found: str, known: Sequence[str]) -> str:
@@ -128,14 +128,14 @@ def nearest_release(found: str, known: Sequence[str]) -> str:
 
 def said(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, tuple[str, str]]:
     """Option, as the lists write it -> its place (a key of the file or an index of `args`) and its spelling there."""
-    found = {}
+    options = {}
     for key in _keys(config):
-        found[key] = (key, key)
+        options[key] = (key, key)
     for place, word in enumerate(words):
         name = word.partition("=")[0]
         if name.startswith("--") and len(name) > 2:
-            found[name[2:].replace("-", "_")] = (f"args[{place}]", name)
-    return found
+            options[name[2:].replace("-", "_")] = (f"args[{place}]", name)
+    return options
 
 
 def _keys(table: Mapping[str, Any], prefix: str = "") -> Iterator[str]:

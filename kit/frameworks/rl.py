@@ -75,15 +75,15 @@ class RoleTable:
         """The roles, and a file of options for each role whose command names `{config}`."""
         table = self._table(job)
         programs, gpus = launcher.programs[table.programs], allocation.gpus_per_node
-        made = resolve(table, programs, gpus=gpus, checkpoint=job.checkpoint)
+        resolved = resolve(table, programs, gpus=gpus, checkpoint=job.checkpoint)
         places = {"{python}": job.python, "{code}": "{run}/code"}
         return Extra(
             files={
-                f"{FOLDER}/{name}.toml": _text(name, self.name, _with_env(name, made.options[name], programs, job))
-                for name, role in made.roles.items()
+                f"{FOLDER}/{name}.toml": _text(name, self.name, _with_env(name, resolved.options[name], programs, job))
+                for name, role in resolved.roles.items()
                 if any("{config}" in word for word in role.command or ())
             },
-            roles={role: _with_job_settings(role, made.roles[role], job, places) for role in made.roles},
+            roles={role: _with_job_settings(role, resolved.roles[role], job, places) for role in resolved.roles},
         )
 
     def _table(self, job: Job) -> Sft:
@@ -291,14 +291,14 @@ def _not_in_lists(table: Sft, programs: Programs, name: str, release: str | None
 def _disagreements(options: Mapping[str, Options], programs: Programs, name: str) -> Iterator[Fault]:
     """Options on which the roles must agree."""
     for key in ("max_steps", "temperature", "output_dir"):
-        found = _values_by_option(options, programs, key)
-        if len(set(found.values())) > 1:
-            said = ", ".join(f"{where} = {shown(value)}" for where, value in found.items())
-            first = toml(next(iter(found.values())))
+        values = _values_by_option(options, programs, key)
+        if len(set(values.values())) > 1:
+            said = ", ".join(f"{where} = {shown(value)}" for where, value in values.items())
+            first = toml(next(iter(values.values())))
             yield Fault(
                 key=key,
                 problem=f"the roles need the same value, and they have {said}",
-                hint=f"{key} = {first} in [{name}], and remove {' and '.join(found)}",
+                hint=f"{key} = {first} in [{name}], and remove {' and '.join(values)}",
             )
     lengths = _values_by_option(options, programs, "seq_len")
     trainer = next((value for where, value in lengths.items() if where.startswith("trainer.")), None)

@@ -120,28 +120,28 @@ def _uneven_split(table: Sft, programs: Programs, gpus: int) -> Iterator[Fault]:
 def derived(table: Sft, programs: Programs, gpus: int) -> dict[str, Any]:
     """Values that follow from the layout, under the names that `keys` may use."""
     split = prod(_split(table, programs).values())
-    found: dict[str, Any] = {"train_workers": table.num_train_nodes * max(gpus_of(table, gpus)[0], 1) // split}
+    values: dict[str, Any] = {"train_workers": table.num_train_nodes * max(gpus_of(table, gpus)[0], 1) // split}
     if split > 1:
-        found["split"] = split
+        values["split"] = split
     if table.nodes_per_fsdp_group is not None:
-        found["dp_replicate"] = table.num_train_nodes // table.nodes_per_fsdp_group
+        values["dp_replicate"] = table.num_train_nodes // table.nodes_per_fsdp_group
     servers = table.servers()
-    return {**found, **_of_servers(table, servers, programs, gpus)} if servers else found
+    return {**values, **_of_servers(table, servers, programs, gpus)} if servers else values
 
 
 def _of_servers(table: Sft, servers: Mapping[str, Servers], programs: Programs, gpus: int) -> dict[str, Any]:
-    tp, nodes, each = table.parallel.tp, sum(one.nodes for one in servers.values()), copies_per_node(table, gpus)
+    tp, nodes, each = table.parallel.tp, sum(group.nodes for group in servers.values()), copies_per_node(table, gpus)
     apart = isinstance(table, Rl) and "prefill" in servers
     expert = bool(programs.expert and lookup(table.tables(), programs.expert))
-    found: dict[str, Any] = {"tp": tp, "dp": each * nodes, "dp_per_node": each, "inference_servers": nodes}
+    values: dict[str, Any] = {"tp": tp, "dp": each * nodes, "dp_per_node": each, "inference_servers": nodes}
     # Only copies that share experts form one group. With separate prefill and decode, servers.py sets the group at the start.
-    found["dp_together"] = each * nodes // servers["inference"].replicas if expert and not apart else each
+    values["dp_together"] = each * nodes // servers["inference"].replicas if expert and not apart else each
     if (each > 1 or expert or apart) and not table.one_node:
-        found["dp_local"] = each
+        values["dp_local"] = each
     if apart:
-        roles = [name for name, one in servers.items() for _ in range(one.nodes * each)]
-        found |= {"apart": True, "server_roles": roles}
-    found["weight_broadcast"] = table.weight_broadcast or "filesystem"
+        roles = [name for name, group in servers.items() for _ in range(group.nodes * each)]
+        values |= {"apart": True, "server_roles": roles}
+    values["weight_broadcast"] = table.weight_broadcast or "filesystem"
     if table.weight_broadcast == "nccl":
-        found["inference_world_size"] = each * nodes * tp  # only the NCCL broadcast has this option
-    return found
+        values["inference_world_size"] = each * nodes * tp  # only the NCCL broadcast has this option
+    return values

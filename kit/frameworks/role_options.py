@@ -14,14 +14,14 @@ from kit.schema.role_programs import Programs
 Options = dict[str, Any]
 
 
-def all_options(table: Sft, programs: Programs, values: Options, said: frozenset[str]) -> dict[str, Options]:
+def all_options(table: Sft, programs: Programs, values: Options, job_keys: frozenset[str]) -> dict[str, Options]:
     """Each role's options: its sub-table, and the shared values that the sub-table does not set.
 
-    said: keys of [checkpoint] that the job sets. The other defaults do not create a table: with one, the program would save.
+    job_keys: keys of [checkpoint] that the job sets. The other defaults do not create a table: with one, the program would save.
     """
     tables = table.tables()
     options = {role: copy.deepcopy(tables.get(role, {})) for role in programs.roles}
-    late = [key for key in values if key.startswith("checkpoint.") and key not in said]
+    late = [key for key in values if key.startswith("checkpoint.") and key not in job_keys]
     for key in (key for key in values if key not in late):
         _flow(options, programs, key, values[key])
     _imply(options, programs)

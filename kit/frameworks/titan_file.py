@@ -41,10 +41,10 @@ class TitanFile:
         return PYTHON if self.is_python else TOML
 
 
-def read(path: Path, *, checkout: Path) -> TitanFile:
+def read_titan_file(path: Path, *, checkout: Path) -> TitanFile:
     """A configuration; ConfigError if it cannot be read. checkout: the folder that may hold the program's sources."""
     if path.suffix == ".py":
-        text, table = literal_python.read(path)
+        text, table = literal_python.read_assignments(path)
         check_values(table, config.shown(path))
         options = titan_checkout.options(checkout)
     else:

@@ -69,15 +69,15 @@ framework: Framework = TorchTitan()
 
 def settings(config: Mapping[str, Any], words: Sequence[str]) -> dict[str, int]:
     """The integers that the rules need. words: arguments, which override the file: `--a.b 2` or `--a.b=2`."""
-    found = dict(_DEFAULTS)
+    numbers = dict(_DEFAULTS)
     for section, table in config.items():
         if isinstance(table, Mapping):
             given = {f"{section}.{name}": value for name, value in table.items()}
-            found |= {key: value for key, value in given.items() if key in found and isinstance(value, int)}
+            numbers |= {key: value for key, value in given.items() if key in numbers and isinstance(value, int)}
     for key, value in _arguments(words):
-        if key in found and value.lstrip("-").isdigit():
-            found[key] = int(value)
-    return found
+        if key in numbers and value.lstrip("-").isdigit():
+            numbers[key] = int(value)
+    return numbers
 
 
 def _arguments(words: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -96,18 +96,18 @@ def _arguments(words: Sequence[str]) -> Iterator[tuple[str, str]]:
 def wants_groups(config: Mapping[str, Any], words: Sequence[str]) -> bool:
     """Whether a configuration is for replica groups: it turns fault tolerance on, or says how groups average."""
     table = config.get("fault_tolerance")
-    found = (
+    tolerance = (
         {"enable": str(table.get("enable")), "method": str(table.get("semi_sync_method"))}
         if isinstance(table, Mapping)
         else {}
     )
     given = dict(_arguments(words))
     if _ENABLE in given:  # a switch has no value
-        found["enable"] = "false" if given[_ENABLE].lower() == "false" else "true"
+        tolerance["enable"] = "false" if given[_ENABLE].lower() == "false" else "true"
     if f"{_SECTION}.no_enable" in given:
-        found["enable"] = "false"
-    found["method"] = given.get(_METHOD, found.get("method", ""))
-    return found.get("enable", "").lower() == "true" or found["method"].lower() not in {"", "none", "null"}
+        tolerance["enable"] = "false"
+    tolerance["method"] = given.get(_METHOD, tolerance.get("method", ""))
+    return tolerance.get("enable", "").lower() == "true" or tolerance["method"].lower() not in {"", "none", "null"}
 
 
 def plain_ddp(config: Mapping[str, Any], words: Sequence[str], ranks: int) -> list[str]:

@@ -61,13 +61,13 @@ class Found:
 
 def answer(record: Record) -> Answer | None:
     """The answer for the ranks of the last start; None if none recorded an end."""
-    found = [judge(record, one) for one in record.failed[:MOST_RANKS]]
-    if not found:
+    verdicts = [judge(record, failed) for failed in record.failed[:MOST_RANKS]]
+    if not verdicts:
         return None
-    first = found[0]
-    if mismatch := next((one for one in found if one.rule.id == "collective-mismatch"), None):
+    first = verdicts[0]
+    if mismatch := next((verdict for verdict in verdicts if verdict.rule.id == "collective-mismatch"), None):
         return _collective_mismatch(record, mismatch)
-    culprit = next((one for one in found if not one.rule.victim and one.certain), None)
+    culprit = next((verdict for verdict in verdicts if not verdict.rule.victim and verdict.certain), None)
     if first.rule.victim or not first.certain:
         culprit = (culprit if first.rule.victim else None) or _unrecorded_culprit(record, first)
     if culprit is None and first.rule.id in _TIME_OUTS and (missed := _missed_collective(record, first)):
@@ -78,57 +78,63 @@ def answer(record: Record) -> Answer | None:
     return _answered(record, culprit, f"{_named(culprit)} failed: {culprit.line()}{tail}", culprit, first)
 
 
-def _collective_mismatch(record: Record, found: Found) -> Answer:
+def _collective_mismatch(record: Record, mismatch: Found) -> Answer:
     """Find the rank that called another collective, from the lines that each rank's flight recorder printed at its end.
 
     gloo's own message comes from the rank that received, even if another rank is to blame.
     """
-    said_by = next((at for at, line in enumerate(found.log.lines) if found.rule.search(line)), None)
+    said_by = next((at for at, line in enumerate(mismatch.log.lines) if mismatch.rule.search(line)), None)
     if said_by is not None:
-        quoted = found.log.lines[said_by].strip()
-        found = replace(found, ending=replace(found.ending, line=found.log.number(said_by), quoted=quoted))
-    places = [(role, rank) for role, rank in record.ranks() if role == found.failed.role]
+        quoted = mismatch.log.lines[said_by].strip()
+        mismatch = replace(mismatch, ending=replace(mismatch.ending, line=mismatch.log.number(said_by), quoted=quoted))
+    places = [(role, rank) for role, rank in record.ranks() if role == mismatch.failed.role]
     logs = [record.rank_log(rank, role) for role, rank in places]
-    said = [collectives.parse(enumerate(log.lines)) for log in logs]
-    odd = collectives.odd(said)
-    here = next((n for n, (_, rank) in enumerate(places) if rank == found.failed.rank), -1)
-    others = next((calls[-1] for calls in said if calls), None)
-    if odd is None and others and here >= 0 and not said[here] and _expects_less(found, others.sizes, len(places)):
+    sequences = [collectives.parse(enumerate(log.lines)) for log in logs]
+    odd = collectives.odd(sequences)
+    here = next((n for n, (_, rank) in enumerate(places) if rank == mismatch.failed.rank), -1)
+    others = next((calls[-1] for calls in sequences if calls), None)
+    if (
+        odd is None
+        and others
+        and here >= 0
+        and not sequences[here]
+        and _expects_less(mismatch, others.sizes, len(places))
+    ):
         # gloo itself ended this rank before it printed its collectives, and the other ranks agree.
-        line = (
-            f"{_named(found)} called a collective with other tensors than the other ranks: their last is {others.what}"
-        )
-        return _answered(record, found, line, found)
+        line = f"{_named(mismatch)} called a collective with other tensors than the other ranks: their last is {others.what}"
+        return _answered(record, mismatch, line, mismatch)
     if odd is None or odd.how == "behind":
-        return _answered(record, found, f"{_named(found)} failed first: {found.line()}", found)
+        return _answered(record, mismatch, f"{_named(mismatch)} failed first: {mismatch.line()}", mismatch)
     rank, log = places[odd.places[0]][1], logs[odd.places[0]]
     blamed = judge(
-        record, Failed(rank=rank, code=found.failed.code, node=record.host_of(log), role=found.failed.role, at=0)
+        record, Failed(rank=rank, code=mismatch.failed.code, node=record.host_of(log), role=mismatch.failed.role, at=0)
     )
-    blamed = replace(blamed, rule=found.rule, values={**found.values, "rank": rank, "node": blamed.failed.node})
-    line = f"{_named(blamed)} called {odd.own.what}, and {len(said) - len(odd.places)} ranks called {odd.others.what}"
+    blamed = replace(blamed, rule=mismatch.rule, values={**mismatch.values, "rank": rank, "node": blamed.failed.node})
+    line = (
+        f"{_named(blamed)} called {odd.own.what}, and {len(sequences) - len(odd.places)} ranks called {odd.others.what}"
+    )
     shows = replace(
         blamed, ending=replace(blamed.ending, line=log.number(odd.own.line), quoted=log.lines[odd.own.line])
     )
-    return _answered(record, blamed, line, shows, found)
+    return _answered(record, blamed, line, shows, mismatch)
 
 
 def _missed_collective(record: Record, first: Found) -> Answer | None:
     """Find the rank that the others waited for until a time-out, in the dumps of torch's flight recorder."""
-    dumps = flight_records.read(record.run_dir, first.failed.role)
+    dumps = flight_records.read_dumps(record.run_dir, first.failed.role)
     found = dumps.odd()
     if found is None:
         return None
     how, ranks = found
     node = record.host_of(record.rank_log(ranks[0], first.failed.role))
-    one = replace(first, failed=replace(first.failed, rank=ranks[0], node=node))
+    culprit = replace(first, failed=replace(first.failed, rank=ranks[0], node=node))
     others = len(dumps.calls) - len(ranks)
     more = f" and {len(ranks) - 1} more" if len(ranks) > 1 else ""
     if how.how == "behind":
         line = f"did not come to {how.others.what}, which {others} others called; its last was {how.own.what}"
     else:
         line = f"called {how.own.what}, and {others} others called {how.others.what}"
-    line = f"{_named(one)}{more} {line}; {_named(first)}, the first to end: {first.line()}"
+    line = f"{_named(culprit)}{more} {line}; {_named(first)}, the first to end: {first.line()}"
     own = Evidence(file=dumps.files[ranks[0]], line=0, text=f"its last call: {how.own.what}")
     answered = _answered(record, first, line.replace("{", "(").replace("}", ")"), first)
     return replace(answered, evidence=(own, *answered.evidence))
@@ -167,17 +173,17 @@ def _matched(end: Ending, failed: Failed) -> tuple[Rule, dict[str, object]]:
     if (
         end.type
         and PurePosixPath(end.place.partition(":")[0]).match("*megatron/training/arguments.py")
-        and (found := framework_rules.MEGATRON.search(end.text))
+        and (match := framework_rules.MEGATRON.search(end.text))
     ):
-        return framework_rules.MEGATRON, _groups(found.groupdict())
+        return framework_rules.MEGATRON, _groups(match.groupdict())
     for rule in _RULES:
-        if (rule.code is None or rule.code == failed.code) and (found := rule.search(end.text)):
-            return rule, _groups(found.groupdict())
+        if (rule.code is None or rule.code == failed.code) and (match := rule.search(end.text)):
+            return rule, _groups(match.groupdict())
     if end.type:
         return (_ASSERTION if end.type == "AssertionError" else _EXCEPTION), {}
     for rule in program_rules.BY_CODE:
-        if rule.code in {None, failed.code} and (found := rule.search(end.text)):
-            return rule, _groups(found.groupdict())
+        if rule.code in {None, failed.code} and (match := rule.search(end.text)):
+            return rule, _groups(match.groupdict())
     raise AssertionError("the last rule takes any end")
 
 
@@ -187,13 +193,13 @@ def _groups(found: dict[str, str | None]) -> dict[str, object]:
 
 def _unrecorded_culprit(record: Record, first: Found) -> Found | None:
     """A rank that raised its own exception and was ended before it could record that."""
-    known = {one.rank for one in record.failed if one.role == first.failed.role}
+    known = {failed.rank for failed in record.failed if failed.role == first.failed.role}
     for role, rank in record.ranks():
         if rank in known or role != first.failed.role:
             continue
         log = record.rank_log(rank, role)
-        one = Failed(rank=rank, code=0, node=record.host_of(log), role=role, at=0.0)
-        found = judge(record, one)
+        failed = Failed(rank=rank, code=0, node=record.host_of(log), role=role, at=0.0)
+        found = judge(record, failed)
         if found.ending.type and not found.rule.victim:
             return found
     return None

@@ -44,16 +44,16 @@ class Odd:
 
 def parse(lines: Iterable[tuple[int, str]]) -> list[Collective]:
     """Parse the numbered lines that describe a collective, in their order."""
-    found = []
+    collectives = []
     for number, text in lines:
         if one := _LINE.match(text.strip()):
-            found.append(
+            collectives.append(
                 Collective(
                     group=one["group"], number=int(one["number"]), name=one["name"], kind=one["kind"],
                     sizes=one["sizes"], waits=bool(one["waits"]), line=number,
                 )
             )  # fmt: skip
-    return found
+    return collectives
 
 
 def odd(ranks: Sequence[Sequence[Collective]]) -> Odd | None:
@@ -93,11 +93,11 @@ def _minority(how: str, calls: Mapping[int, Collective], words: Mapping[int, str
     return Odd(how=how, places=few, own=calls[few[0]], others=calls[most])
 
 
-def _behind(said: Mapping[int, Mapping[int, Collective]]) -> Odd | None:
-    last = {place: max(calls) for place, calls in said.items()}
+def _behind(sequences: Mapping[int, Mapping[int, Collective]]) -> Odd | None:
+    last = {place: max(calls) for place, calls in sequences.items()}
     furthest = max(last.values())
     few = tuple(place for place, number in last.items() if number < furthest)
     if not few:
         return None
     ahead = next(place for place, number in last.items() if number == furthest)
-    return Odd(how="behind", places=few, own=said[few[0]][last[few[0]]], others=said[ahead][furthest])
+    return Odd(how="behind", places=few, own=sequences[few[0]][last[few[0]]], others=sequences[ahead][furthest])

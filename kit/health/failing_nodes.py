@@ -44,21 +44,21 @@ class NodeRecord:
         return len(self.failures) / self.runs if self.runs else 0.0
 
 
-def read(runs: Iterable[Status], *, now: float) -> list[NodeRecord]:
+def read_nodes(runs: Iterable[Status], *, now: float) -> list[NodeRecord]:
     """The nodes of runs that ended within the last day, by name. now: seconds since the epoch."""
-    found: dict[str, NodeRecord] = {}
-    for one in runs:
-        recorded = events(one.run_dir)
-        if one.active or not recorded or now - _epoch(recorded[-1]) > DAY_S:
+    records: dict[str, NodeRecord] = {}
+    for run in runs:
+        recorded = events(run.run_dir)
+        if run.active or not recorded or now - _epoch(recorded[-1]) > DAY_S:
             continue
         nodes = {
             node for e in recorded if e["event"] == "attempt" for node in str(e.get("nodes", "")).split(",") if node
         }
         for node in nodes:
-            found.setdefault(node, NodeRecord(node=node)).runs += 1
-        if one.state != "COMPLETED" and (blamed := _blamed(one)) is not None and blamed[0] in nodes:
-            found[blamed[0]].failures.append(blamed[1])
-    return [found[node] for node in sorted(found)]
+            records.setdefault(node, NodeRecord(node=node)).runs += 1
+        if run.state != "COMPLETED" and (blamed := _blamed(run)) is not None and blamed[0] in nodes:
+            records[blamed[0]].failures.append(blamed[1])
+    return [records[node] for node in sorted(records)]
 
 
 def suspects(records: Sequence[NodeRecord]) -> list[NodeRecord]:
@@ -71,16 +71,16 @@ def suspects(records: Sequence[NodeRecord]) -> list[NodeRecord]:
     return sorted(found, key=lambda one: -one.share)
 
 
-def _blamed(one: Status) -> tuple[str, FailedRun] | None:
+def _blamed(run: Status) -> tuple[str, FailedRun] | None:
     """The node that made a run fail; None if the program or the job did, or if the cause is unknown."""
-    record = Record(status=one)
+    record = Record(status=run)
     answer = explain(record)
     if answer.verdict not in {AGAIN, NODE, ADMIN} and answer.rule not in _SUSPECT:
         return None
     stalls = [event for event in record.events if event["event"] == "stall"]
     node = str(stalls[-1].get("node", "")) if stalls and answer.rule.startswith("stall") else ""
     node = node or next((failed.node for failed in record.failed), "")
-    return (node, FailedRun(run=one.run_dir.name, rule=answer.rule, line=answer.line)) if node else None
+    return (node, FailedRun(run=run.run_dir.name, rule=answer.rule, line=answer.line)) if node else None
 
 
 def _epoch(event: dict[str, object]) -> float:

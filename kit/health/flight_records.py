@@ -45,7 +45,7 @@ class Dumps:
         return (found, [ranks[place] for place in found.places]) if found else None
 
 
-def read(run_dir: Path, role: str) -> Dumps:
+def read_dumps(run_dir: Path, role: str) -> Dumps:
     """The dumps of the last start of the ranks. role: empty for the only role of a plain job. Damaged files are left out."""
     state = RunPaths(run_dir).state
     attempts = [
@@ -58,7 +58,7 @@ def read(run_dir: Path, role: str) -> Dumps:
             starts[int(named["start"])] = path
     calls, files, left = dict[int, list[Collective]](), dict[int, str](), _MOST_BYTES_READ
     for path in sorted(starts[max(starts)].glob("collectives-*")) if starts else ():
-        if (found := _NAMED.fullmatch(path.name)) is None:
+        if (match := _NAMED.fullmatch(path.name)) is None:
             continue
         try:
             content = untrusted_files.read_bytes(path, most=min(left, _MOST_BYTES))
@@ -66,7 +66,7 @@ def read(run_dir: Path, role: str) -> Dumps:
             own = calls_of(plain_value(content))
         except (OSError, ValueError):
             continue
-        calls[int(found[1])], files[int(found[1])] = own, path.relative_to(run_dir).as_posix()
+        calls[int(match[1])], files[int(match[1])] = own, path.relative_to(run_dir).as_posix()
     return Dumps(calls=calls, files=files)
 
 
@@ -117,7 +117,7 @@ def plain_value(content: bytes) -> object:
     The opcodes are those of protocol 2, in Python's module pickletools.
     """
     try:
-        return _PlainValue(content).read()
+        return _PlainValue(content).read_value()
     except (IndexError, KeyError, TypeError, struct.error, RecursionError) as error:
         raise ValueError(f"not a pickle of plain values: {error}") from None
 
@@ -131,7 +131,7 @@ class _PlainValue:
         self._marks: list[list[object]] = []
         self._memo: dict[int, object] = {}
 
-    def read(self) -> object:
+    def read_value(self) -> object:
         left = _MOST_OPCODES
         while (code := self._take(1)) != b".":
             left -= 1

@@ -33,14 +33,14 @@ class LastStep:
         return f"step {self.step}, {when}, {self.step - self.saved} after the newest checkpoint (step {self.saved})"
 
 
-def read(run_dir: Path) -> LastStep | None:
+def read_last_step(run_dir: Path) -> LastStep | None:
     """None where the program reports its steps to the kit, or where no file tells one."""
-    found = metrics.latest(run_dir)
-    if found is None or not found.source:
+    latest = metrics.latest(run_dir)
+    if latest is None or not latest.source:
         return None
     try:
-        at = datetime.fromisoformat(found.time).timestamp()
+        at = datetime.fromisoformat(latest.time).timestamp()
     except ValueError:
         at = time.time()
     saved = checkpoint_steps.steps(run_dir)
-    return LastStep(step=found.step, at=at, source=found.source, saved=saved[-1] if saved else None)
+    return LastStep(step=latest.step, at=at, source=latest.source, saved=saved[-1] if saved else None)

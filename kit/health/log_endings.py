@@ -60,15 +60,15 @@ def ending(log: Log, roots: Sequence[tuple[str, str]]) -> Ending:
     found = _exception(log, lines, roots) or _fatal(log, lines, roots)
     if found is not None:
         return found
-    said = [place for place, line in enumerate(lines) if not _NOISE.search(line) and not START.search(line)]
-    last = said[-1] if said else 0
+    indices = [place for place, line in enumerate(lines) if not _NOISE.search(line) and not START.search(line)]
+    last = indices[-1] if indices else 0
     return Ending(
         type="",
         message="",
-        text="\n".join(lines[place] for place in said[-_LAST:]),
+        text="\n".join(lines[place] for place in indices[-_LAST:]),
         place="",
         line=log.number(last),
-        quoted=shown(lines[last]) if said else "",
+        quoted=shown(lines[last]) if indices else "",
     )
 
 

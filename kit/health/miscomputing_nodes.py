@@ -63,24 +63,24 @@ class Deviation:
     suspects: tuple[Suspect, ...]
 
 
-def read(run_dir: Path) -> dict[int, list[tuple[int, str, object]]]:
+def read_numbers(run_dir: Path) -> dict[int, list[tuple[int, str, object]]]:
     """The numbers of each rank of a run: from ranks/rank-<n>.jsonl, and from records of metrics.jsonl that name a rank."""
-    found: dict[int, list[tuple[int, str, object]]] = {}
+    numbers: dict[int, list[tuple[int, str, object]]] = {}
     for path in sorted((run_dir / _FOLDER).glob("rank-*.jsonl")):
         rank = int(path.stem.removeprefix("rank-"))
         with untrusted_files.open_regular(path) as source:
-            found[rank] = [number for line in source for number in _of_line(line)]
+            numbers[rank] = [number for line in source for number in _of_line(line)]
     for record in metrics.records(run_dir):
         by, step = record.get("rank"), record.get("step")
         if isinstance(by, int) and isinstance(step, int):
             of_record = [(step, name, value) for name, value in record.items() if isinstance(value, float)]
-            found.setdefault(by, []).extend(of_record)
-    return found
+            numbers.setdefault(by, []).extend(of_record)
+    return numbers
 
 
 def find(runs: Sequence[Placement]) -> Deviation:
     """The node that the deviation follows, from three or more runs."""
-    ranks = sorted(set.intersection(*(set(one.numbers) for one in runs)))
+    ranks = sorted(set.intersection(*(set(run.numbers) for run in runs)))
     firsts = {rank: found for rank in ranks if (found := _first_difference(runs, rank)) is not None}
     compared = max((len(runs[0].numbers[rank]) for rank in ranks), default=0)
     if not firsts:
@@ -88,11 +88,11 @@ def find(runs: Sequence[Placement]) -> Deviation:
     earliest = min(firsts.values())
     suspects = []
     for rank, place in firsts.items():
-        if place == earliest and (odd := _odd_one([one.numbers[rank][place] for one in runs])) is not None:
+        if place == earliest and (odd := _odd_one([run.numbers[rank][place] for run in runs])) is not None:
             step, name, _ = runs[odd].numbers[rank][place]
             node = runs[odd].node_of(rank)
             suspects.append(Suspect(rank=rank, step=step, name=name, run=odd, node=node))
-    nodes = {one.node for one in suspects}
+    nodes = {suspect.node for suspect in suspects}
     return Deviation(
         compared=compared, parted=True, node=nodes.pop() if len(nodes) == 1 else None, suspects=tuple(suspects)
     )

@@ -24,15 +24,15 @@ _PLAIN = re.compile(r"(?!true$|false$|inf$|nan$)[A-Za-z][A-Za-z_./-]*")
 def for_run(record: Record, answer: Answer) -> Answer:
     """The answer with a next command that names a run without a job file, and repeats what the command line had set."""
     place = str(record.values["job_file"] or "")
-    verb, found, more = answer.next.partition(f" {place}")
-    if not place or not found or verb not in ("kit submit", "kit render"):
+    verb, separator, more = answer.next.partition(f" {place}")
+    if not place or not separator or verb not in ("kit submit", "kit render"):
         return answer
     if Path(place).name in (BY_KIT_RUN, IN_PYTHON):
         again = f"kit rerun {record.run_dir.name}{more if more.startswith(' --set') else ''}"
         return replace(answer, next=again if verb == "kit submit" else f"kit logs {record.run_dir.name} --tail 50")
     taken = re.findall(rf"{COMMAND_LINE} '?([\w.]+)=", more)
     words = [f" {COMMAND_LINE} {word}" for key, word in _settings(record).items() if key not in taken]
-    return replace(answer, next=f"{verb}{found}{''.join(words)}{more}")
+    return replace(answer, next=f"{verb}{separator}{''.join(words)}{more}")
 
 
 def _settings(record: Record) -> dict[str, str]:

@@ -157,13 +157,13 @@ STRAGGLES = Rule(
 )
 
 
-def read(run_dir: Path, job_id: object, *, now: float | None = None, since: float = 0.0) -> list[Rank]:
+def read_ranks(run_dir: Path, job_id: object, *, now: float | None = None, since: float = 0.0) -> list[Rank]:
     """The ranks' last reports, by role and rank. now: seconds since the epoch, by the clock of the run folder's file system.
 
     since: earlier reports belong to an earlier attempt and are ignored.
     """
     now = time.time() if now is None else now
-    found: list[Rank] = []
+    ranks: list[Rank] = []
     for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.progress")):
         named = _FILE.fullmatch(path.name)
         if named is None or named["job"] != str(job_id):
@@ -174,8 +174,8 @@ def read(run_dir: Path, job_id: object, *, now: float | None = None, since: floa
         except OSError:
             continue
         if lines:
-            found += [one for one in _of_line(lines[-1], named["node"], now, wrote) if now - one.idle >= since]
-    return sorted(found, key=lambda one: (one.role, one.rank))
+            ranks += [one for one in _of_line(lines[-1], named["node"], now, wrote) if now - one.idle >= since]
+    return sorted(ranks, key=lambda one: (one.role, one.rank))
 
 
 def begun(events: Iterable[Mapping[str, object]]) -> float:
@@ -186,7 +186,7 @@ def begun(events: Iterable[Mapping[str, object]]) -> float:
 def _of_line(line: str, node: str, now: float, wrote: float) -> list[Rank]:
     """The reports in one line, written at `wrote`. Of a truncated line, the complete reports are used."""
     looked, *reports = line.split("\t")
-    age, found = max(0.0, now - wrote), []
+    age, ranks = max(0.0, now - wrote), []
     for report in reports:
         words = report.split(" ")
         try:
@@ -196,7 +196,7 @@ def _of_line(line: str, node: str, now: float, wrote: float) -> list[Rank]:
             if not all(map(is_usable_number, (looked, since, took, longest, waited, read, slowest))):
                 continue
             idle = max(0.0, float(looked) - float(since)) + age
-            found.append(
+            ranks.append(
                 Rank(
                     role=role, rank=int(rank), node=node, step=int(step), phase=phase, idle=idle, took=float(took),
                     every=int(every), age=age, longest=float(longest), waited=float(waited),
@@ -205,7 +205,7 @@ def _of_line(line: str, node: str, now: float, wrote: float) -> list[Rank]:
             )  # fmt: skip
         except ValueError:
             continue
-    return found
+    return ranks
 
 
 def limit(phase: str, usual: float | None, longest: float = 0.0, slowest: float = 0.0) -> float:
@@ -229,11 +229,11 @@ def usual(ranks: Sequence[Rank]) -> float | None:
 def stall(ranks: Sequence[Rank]) -> Stall | None:
     """The stalled ranks, and which of them the others wait for. Of several roles, the first with such ranks."""
     # After one rank of a role has ended, the others may still write for a longer time.
-    over = {one.role for one in ranks if one.phase == ENDED}
-    ranks = [one for one in ranks if one.phase != ENDED]
-    for role in dict.fromkeys(one.role for one in ranks):
-        mine = [one for one in ranks if one.role == role]
-        between, longest = usual(mine), max(one.longest for one in mine)
+    over = {rank.role for rank in ranks if rank.phase == ENDED}
+    ranks = [rank for rank in ranks if rank.phase != ENDED]
+    for role in dict.fromkeys(rank.role for rank in ranks):
+        mine = [rank for rank in ranks if rank.role == role]
+        between, longest = usual(mine), max(rank.longest for rank in mine)
         # Unchanged reports are not written, so a report may be as old as the collector's longest pause.
         past = [
             o
@@ -242,10 +242,10 @@ def stall(ranks: Sequence[Rank]) -> Stall | None:
         ]
         # Ranks that wait, at the next step or the end of a save, may wait for a rank that is saving within its time limit.
         late = set(past)
-        held = any(one.phase in SLOW and one not in late for one in mine)
-        still = [one for one in past if not (held and one.phase in _WAITING | SLOW and not _silent(one))]
+        held = any(rank.phase in SLOW and rank not in late for rank in mine)
+        still = [rank for rank in past if not (held and rank.phase in _WAITING | SLOW and not _silent(rank))]
         # A killed collector reports nothing about its ranks. They count as stalled only if ranks of other nodes are stalled.
-        if any(not _silent(one) for one in still):
+        if any(not _silent(rank) for rank in still):
             return _judged(mine, still, limit("compute", between, longest))
     return None
 
@@ -274,13 +274,13 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
     It compares the time of a step outside the phase communicate. None if no rank reports that phase.
     """
     worst: tuple[Rank, float] | None = None
-    for role in dict.fromkeys(one.role for one in ranks):
-        mine = [one for one in ranks if one.role == role and one.every and one.phase != ENDED]
-        if len(mine) < 2 or not any(one.waited for one in mine):
+    for role in dict.fromkeys(rank.role for rank in ranks):
+        mine = [rank for rank in ranks if rank.role == role and rank.every and rank.phase != ENDED]
+        if len(mine) < 2 or not any(rank.waited for rank in mine):
             continue
-        slowest = max(mine, key=lambda one: one.took - one.waited)
+        slowest = max(mine, key=lambda rank: rank.took - rank.waited)
         own = slowest.took - slowest.waited
-        more = own - statistics.median(one.took - one.waited for one in mine if one is not slowest)
+        more = own - statistics.median(rank.took - rank.waited for rank in mine if rank is not slowest)
         share = more / slowest.took if slowest.took else 0.0
         if share >= _STRAGGLER_SHARE and more >= _STRAGGLER_S and (worst is None or share > worst[1]):
             worst = slowest, min(1.0, share)
@@ -295,37 +295,37 @@ def reads(one: Rank, ranks: Sequence[Rank]) -> bool:
 
 
 def _judged(mine: Sequence[Rank], still: Sequence[Rank], most: float) -> Stall:
-    silent = [one for one in still if _silent(one)]
+    silent = [rank for rank in still if _silent(rank)]
     if silent:
         return Stall(rule=STALLS["stalled-node"], culprits=tuple(silent), stalled=tuple(still), limit=most)
-    furthest = max(one.step for one in mine)
-    behind = [one for one in still if one.step < furthest]
+    furthest = max(rank.step for rank in mine)
+    behind = [rank for rank in still if rank.step < furthest]
     if behind:
-        least = min(one.step for one in behind)
-        behind = [one for one in behind if one.step == least]
+        least = min(rank.step for rank in behind)
+        behind = [rank for rank in behind if rank.step == least]
         # Among the ranks behind, prefer those that are not waiting.
-        busy = [one for one in behind if one.phase not in _WAITING] or behind
+        busy = [rank for rank in behind if rank.phase not in _WAITING] or behind
         return Stall(rule=STALLS["stalled-behind"], culprits=tuple(busy), stalled=tuple(still), limit=most)
-    elsewhere = [one for one in still if one.phase not in _WAITING]
-    if not elsewhere and any(one.phase == "communicate" for one in mine):
-        elsewhere = [one for one in still if one.phase == "compute"]
+    elsewhere = [rank for rank in still if rank.phase not in _WAITING]
+    if not elsewhere and any(rank.phase == "communicate" for rank in mine):
+        elsewhere = [rank for rank in still if rank.phase == "compute"]
     if elsewhere and len(elsewhere) < len(mine):
         return Stall(rule=STALLS["stalled-phase"], culprits=tuple(elsewhere), stalled=tuple(still), limit=most)
     return Stall(rule=STALLS["stalled-together"], culprits=(), stalled=tuple(still), limit=most)
 
 
-def values(found: Stall, ranks: Sequence[Rank]) -> dict[str, object]:
+def values(alarm: Stall, ranks: Sequence[Rank]) -> dict[str, object]:
     """Values for the placeholders in the rule's sentences."""
-    one = (found.culprits or found.stalled)[0]
-    more = len(found.culprits) - 1
+    culprit = (alarm.culprits or alarm.stalled)[0]
+    more = len(alarm.culprits) - 1
     return {
-        "culprit": one.name + (f" and {more} more" if more > 0 else ""),
-        "rank": one.rank,
-        "node": one.node,
-        "step": one.step,
-        "phase": one.phase,
-        "idle": round(one.idle),
-        "age": round(one.age),
-        "waiting": len([r for r in ranks if r.role == one.role]) - len(found.culprits),
-        "count": len(found.stalled),
+        "culprit": culprit.name + (f" and {more} more" if more > 0 else ""),
+        "rank": culprit.rank,
+        "node": culprit.node,
+        "step": culprit.step,
+        "phase": culprit.phase,
+        "idle": round(culprit.idle),
+        "age": round(culprit.age),
+        "waiting": len([r for r in ranks if r.role == culprit.role]) - len(alarm.culprits),
+        "count": len(alarm.stalled),
     }

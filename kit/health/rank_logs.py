@@ -36,7 +36,7 @@ class LoggedStep:
     source: str
 
 
-def read(run_dir: Path) -> list[LoggedStep]:
+def read_steps(run_dir: Path) -> list[LoggedStep]:
     """The ranks whose logs tell a step, in their order. Many programs write theirs on one rank only."""
     return sorted(_of_logs(RunPaths(run_dir).logs), key=lambda one: (one.role, one.rank))
 
@@ -46,19 +46,19 @@ def _of_logs(logs: Path) -> Iterator[LoggedStep]:
     ranks = {(path.parent, named.rank) for path in logs.glob("**/rank-*.log") if (named := rank_log(path.name))}
     for folder, rank in sorted(ranks)[:MOST_RANKS]:
         files = (run_log.read_file(path, name=path.name, whole=False) for path in log_places.of_rank(folder, rank))
-        found = next(filter(None, files), None)
-        if found is None:
+        log = next(filter(None, files), None)
+        if log is None:
             continue
-        rate = next((values[key] for _, values in reversed(found.points) if values.get(key := "steps_per_second")), 0.0)
+        rate = next((values[key] for _, values in reversed(log.points) if values.get(key := "steps_per_second")), 0.0)
         role = folder.relative_to(logs).as_posix()
         yield LoggedStep(
             role="" if role == "." else role,
             rank=rank,
             node=_node(folder / f"rank-{rank}.log"),
-            step=found.last_step,
+            step=log.last_step,
             took=1 / rate if rate else 0.0,
-            idle=max(0.0, now - found.time),
-            source=found.source,
+            idle=max(0.0, now - log.time),
+            source=log.source,
         )
 
 

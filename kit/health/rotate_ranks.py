@@ -51,7 +51,7 @@ class Rotated:
     found: Deviation
 
 
-def prepare(
+def plan_rotation(
     run_dir: Path, *, from_step: int | None = None, overrides: Sequence[str] = (), now: datetime | None = None
 ) -> Rotation:
     """Plan the three runs; nothing is written.
@@ -60,7 +60,7 @@ def prepare(
     if there is none. RunError for a run that cannot be rotated: its job has roles, or its cluster has fewer than three
     nodes.
     """
-    first = reading.read(run_dir)
+    first = reading.read_inputs(run_dir)
     if set(first.manifest.world_sizes) != {PLAIN}:
         raise RunError(
             f"run {run_dir.name} has roles ({', '.join(first.manifest.world_sizes)}): --rotate works only for a job without roles",
@@ -70,35 +70,35 @@ def prepare(
     step = _last_checkpoint(run_dir) if from_step is None else from_step
     runs = []
     for order in orders:
-        earlier = reading.read(run_dir, from_step=step)
+        earlier = reading.read_inputs(run_dir, from_step=step)
         earlier = replace(earlier, node_order=order, job=_placed(earlier.job, order))
         runs.append(rerun.prepare_earlier(earlier, overrides=overrides, now=now))
     return Rotation(run_dir=run_dir, from_step=step, orders=orders, runs=tuple(runs))
 
 
-def run(made: Rotation, say: Callable[[str], None]) -> Rotated:
+def run(rotation: Rotation, say: Callable[[str], None]) -> Rotated:
     """Submit all three runs, wait for them, and compare. RunError if one of them does not end well."""
-    for order, one in zip(made.orders, made.runs, strict=True):
-        sent = submit.submit(one)
+    for order, prepared in zip(rotation.orders, rotation.runs, strict=True):
+        sent = submit.submit(prepared)
         say(f"job {sent.job_id}, run {sent.run_id}: ranks on {' '.join(order)}")
     placements = []
-    for order, one in zip(made.orders, made.runs, strict=True):
-        ended = status.wait(one.plan.run_dir, queue=catch_up.queue(), on_poll=lambda _: None)
+    for order, prepared in zip(rotation.orders, rotation.runs, strict=True):
+        ended = status.wait(prepared.plan.run_dir, queue=catch_up.queue(), on_poll=lambda _: None)
         if ended.state != "COMPLETED" or ended.exit_code:
             raise RunError(
-                f"run {one.plan.run_id} ended {ended.state}: what it computed is not compared",
-                hint=f"kit why {one.plan.run_id}",
+                f"run {prepared.plan.run_id} ended {ended.state}: what it computed is not compared",
+                hint=f"kit why {prepared.plan.run_id}",
             )
         placements.append(
             Placement(
-                run_id=one.plan.run_id,
+                run_id=prepared.plan.run_id,
                 order=order,
-                ranks_per_node=one.plan.decisions.main.ranks_per_node,
-                numbers=miscomputing_nodes.read(one.plan.run_dir),
+                ranks_per_node=prepared.plan.decisions.main.ranks_per_node,
+                numbers=miscomputing_nodes.read_numbers(prepared.plan.run_dir),
             )
         )
     return Rotated(
-        run_dirs=tuple(one.plan.run_dir for one in made.runs),
+        run_dirs=tuple(prepared.plan.run_dir for prepared in rotation.runs),
         placements=tuple(placements),
         found=miscomputing_nodes.find(placements),
     )
@@ -115,7 +115,7 @@ def _placed(job: Table, order: Sequence[str]) -> Table:
 def _orders(first: Earlier) -> tuple[tuple[str, ...], ...]:
     """The run's nodes, then the same shifted by one and by two in a ring of at least three nodes."""
     name = first.run_dir.name
-    (one,) = status.of([first.run_dir], queue=catch_up.queue())
+    (one,) = status.read_statuses([first.run_dir], queue=catch_up.queue())
     env = find_host(one.facts.cluster).env()
     # Spare nodes come after the nodes of the ranks.
     mine = short_forms.expand_nodes(one.nodes)[: first.job["resources"]["nodes"]]

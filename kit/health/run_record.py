@@ -96,17 +96,17 @@ class Record:
     @cached_property
     def values(self) -> Mapping[str, object]:
         """Values for the placeholders in sentences and commands."""
-        one = self.status
+        run = self.status
         try:
-            job_file: str | None = one.manifest.job_file
+            job_file: str | None = run.manifest.job_file
         except RunError:
             job_file = None
         return {
             "run": self.run_dir.name,
-            "job_id": one.job_id,
+            "job_id": run.job_id,
             "job_file": job_file,
-            "nodes": one.nodes,
-            "elapsed": one.elapsed,
+            "nodes": run.nodes,
+            "elapsed": run.elapsed,
         }
 
     def has_event(self, event: str, **values: str) -> bool:

@@ -16,7 +16,7 @@ def seconds(record: Record, now: float | None = None) -> float | None:
     """For how long the logs of the ranks have not grown. None if that is not long, or if the ranks report steps or have no log."""
     now = time.time() if now is None else now
     begun = progress.begun(record.events)
-    if not begun or progress.read(record.run_dir, record.status.job_id, since=begun):
+    if not begun or progress.read_ranks(record.run_dir, record.status.job_id, since=begun):
         return None
     times = [begun]
     for pattern in ("**/rank-*.log", "**/task-*.log"):

@@ -214,7 +214,7 @@ class GatheredEvidence:
     nodes: frozenset[str]
 
 
-def read(run_dir: Path, folder: Path, *, first: tuple[str, str] = ("", "")) -> GatheredEvidence:
+def read_evidence(run_dir: Path, folder: Path, *, first: tuple[str, str] = ("", "")) -> GatheredEvidence:
     """Read the evidence in `folder`. first: the role and rank to begin with, in case that not all can be read."""
     places, nodes = list[tuple[str, int, Path]](), set[str]()
     for path in folder.glob("**/*.txt"):

@@ -42,7 +42,7 @@ def with_last_step(record: Record, answer: Answer) -> Answer:
     running = record.status.state == "RUNNING"
     if answer.verdict == NOTHING or not record.starts() or (record.status.active and not running):
         return answer
-    found = last_step.read(record.run_dir)
+    found = last_step.read_last_step(record.run_dir)
     if found is None:
         return answer
     text = f"{found.words(time.time() if running else None)} (from {shown(found.source)})"
@@ -103,21 +103,21 @@ def _certain(record: Record) -> Answer | None:
 def _batch(record: Record, rules: tuple[Rule, ...]) -> Answer | None:
     """The first rule that matches the batch log, or a log with output of srun and Pyxis."""
     logs = RunPaths(record.run_dir).logs
-    said = [
+    batch_logs = [
         record.batch,
         record.batch_output,
         *(record.log(path) for path in sorted(logs.glob("**/task-*.log"))[:8]),
         record.log(logs / "preflight.log"),
     ]
     for rule in rules:
-        for log in said:
+        for log in batch_logs:
             if found := _in_log(record, rule, log):
                 return found
     return None
 
 
 def _in_log(record: Record, rule: Rule, log: Log) -> Answer | None:
-    for place, line in enumerate(log.lines):
+    for index, line in enumerate(log.lines):
         if found := rule.search(line):
             values = {**record.values, **found.groupdict()}
             return Answer(
@@ -126,43 +126,45 @@ def _in_log(record: Record, rule: Rule, log: Log) -> Answer | None:
                 line=filled(rule.says, values),
                 advice=filled(rule.advice, values),
                 next=filled(LOGS if rule.next == RANK_LOG and not values.get("rank") else rule.next, values),
-                evidence=(Evidence(file=log.name, line=log.number(place), text=shown(line)),),
+                evidence=(Evidence(file=log.name, line=log.number(index), text=shown(line)),),
             )
     return None
 
 
 def _ranks(record: Record) -> Answer | None:
-    found = blamed_rank.answer(record)
-    if found is None:
+    answer = blamed_rank.answer(record)
+    if answer is None:
         return None
-    if found.rule in {"killed", "terminated"} and (
+    if answer.rule in {"killed", "terminated"} and (
         killed := _batch(record, tuple(r for r in batch_log_rules.BATCH if r.id in {"oom-killed", "srun-failed"}))
     ):
-        return replace(killed, evidence=(*killed.evidence, *found.evidence))
+        return replace(killed, evidence=(*killed.evidence, *answer.evidence))
     starts = record.starts()
     if record.status.exit_code == RunExitCode.NO_PROGRESS:
-        line = f"it gets nowhere: its last starts did no step beyond those before; the last: {found.line}"
+        line = f"it gets nowhere: its last starts did no step beyond those before; the last: {answer.line}"
         # Whatever the last start ended with, another one would not help.
-        return replace(found, rule="no-progress", line=line, verdict=JOB if found.verdict == AGAIN else found.verdict)
+        return replace(
+            answer, rule="no-progress", line=line, verdict=JOB if answer.verdict == AGAIN else answer.verdict
+        )
     if starts > 1:
-        line = f"after {starts} starts no restart is left{record.resumed}; the last: {found.line}"
-        return replace(found, rule="retries-exhausted", line=line)
+        line = f"after {starts} starts no restart is left{record.resumed}; the last: {answer.line}"
+        return replace(answer, rule="retries-exhausted", line=line)
     if record.torchrun_restarts:
-        return replace(found, line=f"{record.torchrun_restarts}; the last: {found.line}")
-    return found
+        return replace(answer, line=f"{record.torchrun_restarts}; the last: {answer.line}")
+    return answer
 
 
 def _unknown(record: Record) -> Answer:
     """No rule above matches: quote the batch script's last error."""
     log = record.batch
     for place in range(len(log.lines) - 1, -1, -1):
-        if found := Rule(id="", verdict=CODE, pattern=_FATAL, says="", advice="").search(log.lines[place]):
+        if match := Rule(id="", verdict=CODE, pattern=_FATAL, says="", advice="").search(log.lines[place]):
             evidence = (Evidence(file=log.name, line=log.number(place), text=shown(log.lines[place])),)
             return slurm_state_rules.answer(
                 record,
                 "batch-error",
                 AGAIN,
-                shown(found["what"]).replace("{", "(").replace("}", ")"),
+                shown(match["what"]).replace("{", "(").replace("}", ")"),
                 then=LOGS,
                 evidence=evidence,
             )

@@ -41,7 +41,7 @@ class Avoided:
     recorded_by: str = ""
 
 
-def read(runs_dir: Path) -> list[Avoided]:
+def read_avoided(runs_dir: Path) -> list[Avoided]:
     """Nodes that were recorded within the last day, sorted. Files that no record looks like are passed over."""
     try:
         with own_folders.entered(runs_dir / AVOID_DIR) as folder:
@@ -103,7 +103,7 @@ def add(runs_dir: Path, node: str, reason: str) -> None:
 
 def forget(runs_dir: Path, node: str) -> None:
     """Let jobs run on `node` again; RunError when it is not avoided."""
-    require_known(node, read(runs_dir))
+    require_known(node, read_avoided(runs_dir))
     with _entered(runs_dir) as folder:
         (folder / node).unlink(missing_ok=True)
 

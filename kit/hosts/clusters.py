@@ -67,7 +67,7 @@ def ssh_host_for(name: str, rules: Cluster) -> SshHost | None:
     from kit.ssh.connection import Connection
 
     connection = Connection(name, rules.ssh, timeout=rules.ssh.timeout_s)
-    _known[name] = SshHost(name, rules, connection, mirrors.of(name, rules))
+    _known[name] = SshHost(name, rules, connection, mirrors.find_mirror(name, rules))
     return _known[name]
 
 
@@ -84,13 +84,13 @@ def refresh(
 
     then: called for each cluster that answers, while the others are asked.
     """
-    wanted = [one for one in ssh_hosts(project) if any(_may_be_in(one, name, project) for name in names)]
+    wanted = [host for host in ssh_hosts(project) if any(_may_be_in(host, name, project) for name in names)]
     if wanted:
         from concurrent.futures import ThreadPoolExecutor
 
         with ThreadPoolExecutor(max_workers=len(wanted)) as pool:
-            list(pool.map(lambda one: _try(one, then), wanted))
-    return {one.name: one.silent for one in wanted if one.silent}
+            list(pool.map(lambda host: _try(host, then), wanted))
+    return {host.name: host.silent for host in wanted if host.silent}
 
 
 def _try(one: SshHost, then: Callable[[SshHost], None]) -> None:
@@ -101,16 +101,16 @@ def _try(one: SshHost, then: Callable[[SshHost], None]) -> None:
         one.silent = error.message + (f"\n  try: {error.hint}" if error.hint else "")
 
 
-def _may_be_in(one: SshHost, name: str | None, project: Path) -> bool:
+def _may_be_in(host: SshHost, name: str | None, project: Path) -> bool:
     """Whether a run of this name may be on a cluster. For a complete, known name only one cluster is asked."""
     if name is None:
         return True
     if index.is_run(Path(name)):
-        return mirrors.holding(Path(name).resolve()) == one.mirror
+        return mirrors.holding(Path(name).resolve()) == host.mirror
     if "/" in name:
         return False
     known = [folder for folder in find_runs.folders(project) if index.is_run(folder / name)]
-    return not known or one.mirror.runs in known
+    return not known or host.mirror.runs in known
 
 
 def mirrored_host(run_dir: Path) -> SshHost | None:
@@ -118,13 +118,13 @@ def mirrored_host(run_dir: Path) -> SshHost | None:
     mirror = mirrors.holding(run_dir)
     if mirror is None:
         return None
-    found = find_ssh_host(mirror.cluster())
-    if found is None or found.mirror != mirror:
+    host = find_ssh_host(mirror.cluster())
+    if host is None or host.mirror != mirror:
         raise RunError(
             f"{run_dir}: clusters/{mirror.cluster()}.toml now names another host or another folder of runs",
             hint="kit runs",
         )
-    return found
+    return host
 
 
 def fetch(run_dir: Path) -> None:

@@ -16,33 +16,33 @@ Ask = Callable[[str, Sequence[JobId]], dict[JobId, Accounted]]
 _SAME_JOB_S = 600.0
 
 
-def add(found: Sequence[Status], *, ask: Ask, every: bool = False) -> list[Status]:
+def add(runs: Sequence[Status], *, ask: Ask, every: bool = False) -> list[Status]:
     """The statuses with accounting's data, asked once per cluster. A status without such data is unchanged.
 
     By default only runs that would be LOST are asked for; with `every`, all runs that have a job.
     """
     wanted: dict[str, list[JobId]] = {}
-    for one in found:
-        if one.job_id is not None and not one.facts.problem and (every or one.state == "LOST"):
-            wanted.setdefault(one.facts.cluster, []).append(one.job_id)
+    for run in runs:
+        if run.job_id is not None and not run.facts.problem and (every or run.state == "LOST"):
+            wanted.setdefault(run.facts.cluster, []).append(run.job_id)
     known = {cluster: ask(cluster, jobs) for cluster, jobs in wanted.items()}
-    return [_with(one, known.get(one.facts.cluster, {})) for one in found]
+    return [_with(run, known.get(run.facts.cluster, {})) for run in runs]
 
 
-def _with(one: Status, known: dict[JobId, Accounted]) -> Status:
-    entry = known.get(one.job_id) if one.job_id is not None else None
-    if entry is None or abs(entry.submitted_at.timestamp() - one.facts.submitted_at) > _SAME_JOB_S:
-        return one
-    one = dataclasses.replace(one, accounted=entry)
-    if one.state != "LOST":
-        return one
+def _with(run: Status, known: dict[JobId, Accounted]) -> Status:
+    entry = known.get(run.job_id) if run.job_id is not None else None
+    if entry is None or abs(entry.submitted_at.timestamp() - run.facts.submitted_at) > _SAME_JOB_S:
+        return run
+    run = dataclasses.replace(run, accounted=entry)
+    if run.state != "LOST":
+        return run
     return dataclasses.replace(
-        one,
+        run,
         state=entry.state,
         exit_code=entry.exit_code,
-        nodes=one.nodes or (entry.starts[-1] if entry.starts else ""),
-        elapsed=one.elapsed or str(timedelta(seconds=entry.elapsed_s)),
-        restarts=max(one.restarts, len(entry.starts) - 1),
+        nodes=run.nodes or (entry.starts[-1] if entry.starts else ""),
+        elapsed=run.elapsed or str(timedelta(seconds=entry.elapsed_s)),
+        restarts=max(run.restarts, len(entry.starts) - 1),
     )
 
 

@@ -76,16 +76,16 @@ class LocalHost:
         So no waiting job starts on the nodes of a job that ends.
         """
         env = self.env()
-        for one in jobs:
-            client.cancel_each([link for link in one.links if link != one.job_id], env=env)
-        gently = [one.job_id for one in jobs if one.how == "gently"]
-        at_once = [one.job_id for one in jobs if one.how != "gently"]
+        for job in jobs:
+            client.cancel_each([link for link in job.links if link != job.job_id], env=env)
+        gently = [job.job_id for job in jobs if job.how == "gently"]
+        at_once = [job.job_id for job in jobs if job.how != "gently"]
         if at_once:
             client.cancel(*at_once, env=env)
         if gently:
             client.cancel(*gently, env=env, gently=True)
-        for one in jobs:
-            _record_cancel(one)
+        for job in jobs:
+            _record_cancel(job)
 
     def halves(self) -> Path:
         """A folder in the user's cache."""
@@ -103,7 +103,7 @@ class LocalHost:
             data=str(data_folders.user_data()),
             store=str(data_folders.image_store()),
             runs=runs,
-            avoid=avoided_nodes.obeyed(avoided_nodes.read(runs)),
+            avoid=avoided_nodes.obeyed(avoided_nodes.read_avoided(runs)),
         )
 
     def path_here(self, run_dir: Path) -> Path:
@@ -207,7 +207,7 @@ class LocalHost:
         """The nodes that are recorded next to the runs."""
         from kit.hosts import avoided_nodes
 
-        return avoided_nodes.read(self._runs())
+        return avoided_nodes.read_avoided(self._runs())
 
     def avoid(self, node: str, reason: str) -> None:
         """Record a node next to the runs."""
@@ -235,18 +235,18 @@ def _with_terminal(env: Mapping[str, str]) -> dict[str, str]:
     return {**env, "TERM": os.environ.get("TERM", "dumb")}
 
 
-def _record_cancel(one: JobToEnd) -> None:
+def _record_cancel(job: JobToEnd) -> None:
     """Record who cancelled the job, for `kit why`. One that has not started will not remove its secrets itself."""
-    if unmade_points.is_unmade(one.run_dir):
-        unmade_points.mark_cancelled(one.run_dir)
+    if unmade_points.is_unmade(job.run_dir):
+        unmade_points.mark_cancelled(job.run_dir)
         return
-    paths = RunPaths(one.run_dir)
+    paths = RunPaths(job.run_dir)
     # It waits, in the queue or for a node's prolog.
-    if one.how == "waiting" or (one.how == "now" and not one.begun):
+    if job.how == "waiting" or (job.how == "now" and not job.begun):
         from kit.record import secret
 
-        secret.remove(one.run_dir)
-    if one.how == "waiting":
+        secret.remove(job.run_dir)
+    if job.how == "waiting":
         paths.cancelled.touch()
     with contextlib.suppress(OSError):
         atomic_write.write(paths.cancelled_by, f"{getpass.getuser()}\n", durable=False)

@@ -119,14 +119,14 @@ def _link_py_spy(run_dir: Path, runs_dir: Path) -> None:
     It is a static binary, installed with the kit (extra `stacks`). Do nothing if it is not installed.
     """
     try:
-        found = _kept(runs_dir)
+        py_spy = _kept(runs_dir)
     except OSError:
         # Evidence of stacks can be gathered in other ways.
         return
-    if found is not None:
+    if py_spy is not None:
         path = RunPaths(run_dir).bin / "py-spy"
         path.unlink(missing_ok=True)
-        path.symlink_to(found)
+        path.symlink_to(py_spy)
 
 
 def _kept(runs_dir: Path) -> Path | None:

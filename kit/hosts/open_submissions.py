@@ -25,37 +25,37 @@ def settle(runs: Iterable[tuple[Path, Facts]]) -> Mapping[Path, str]:
 
     A run is also in the result, with an empty text, if its job was recorded now: its facts have changed.
     """
-    found: dict[Path, str] = {}
-    for path, one in runs:
-        if one.problem or one.imported or isinstance(one.slurm_id, str) or not os.path.exists(f"{path}/{_NOTE}"):  # noqa: PTH110
+    reasons: dict[Path, str] = {}
+    for path, facts in runs:
+        if facts.problem or facts.imported or isinstance(facts.slurm_id, str) or not os.path.exists(f"{path}/{_NOTE}"):  # noqa: PTH110
             continue
-        intent = submission.read(RunPaths(path).submission)
+        intent = submission.read_intent(RunPaths(path).submission)
         if intent is None or submission.is_under_way(intent):
             continue
-        said = _settled(path, one, intent)
+        said = _settled(path, facts, intent)
         if said is not None:
-            found[path] = said
-    return found
+            reasons[path] = said
+    return reasons
 
 
-def _settled(run_dir: Path, one: Facts, intent: Intent) -> str | None:
+def _settled(run_dir: Path, facts: Facts, intent: Intent) -> str | None:
     """None if nothing is open; an empty text if the job is recorded now; otherwise the reason."""
     from kit.hosts.clusters import find_host
 
     note = RunPaths(run_dir).submission
     if not submission.is_own(note):
         return f"{_OPEN}its user has not asked Slurm since"
-    jobs = [job for job in one.started if job not in intent.earlier]
+    jobs = [job for job in facts.started if job not in intent.earlier]
     if not jobs:
         try:
-            jobs = submission.jobs_of(intent, env=find_host(one.cluster).env(), forgotten=True)
+            jobs = submission.jobs_of(intent, env=find_host(facts.cluster).env(), forgotten=True)
         except SlurmError as error:
             return f"{_OPEN}{error.message.splitlines()[0]}"
     if jobs:
         return _record(run_dir, jobs[0])
     if not submission.is_late(intent):
         return f"{_OPEN}Slurm has no job with its mark yet"
-    if one.slurm_id is not None:
+    if facts.slurm_id is not None:
         # A resume that Slurm never got: the run is what it was before.
         submission.confirmed(note)
         return None
@@ -67,7 +67,7 @@ def _record(run_dir: Path, job_id: int) -> str:
 
     paths = RunPaths(run_dir)
     try:
-        record = manifest.read(paths.manifest)
+        record = manifest.read_manifest(paths.manifest)
         earlier = [record.job_id] if record.job_id not in {None, job_id} else []
         record = record.model_copy(
             update={"job_id": job_id, "earlier_job_ids": (*record.earlier_job_ids, *filter(None, earlier))}

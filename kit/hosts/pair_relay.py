@@ -203,7 +203,7 @@ def token_for(partner: str) -> str:
     if run_dir and remote:
         kept = _ask(remote, "token", RUN=remote.mirror.name_of(run_dir)).text("token").strip()
     elif run_dir:
-        kept = secret.read(run_dir).get(secret.RELAY_TOKEN, "")
+        kept = secret.read_secrets(run_dir).get(secret.RELAY_TOKEN, "")
     return kept or secrets.token_hex(32)
 
 

@@ -71,7 +71,7 @@ def _fetch(run_dir: Path, once: Callable[[], None], stop: threading.Event) -> No
 
 
 def _until_it_answers(remote: SshHost, ask: Callable[[], T], *, say: Say, stop: threading.Event) -> T:
-    pause, said = _TRY_S, False
+    pause, announced = _TRY_S, False
     while True:
         remote.silent = ""
         try:
@@ -79,8 +79,8 @@ def _until_it_answers(remote: SshHost, ask: Callable[[], T], *, say: Say, stop: 
         except LineError as error:
             if stop.is_set():
                 raise
-            if not said:
+            if not announced:
                 say(f"{error.message.splitlines()[0]}; trying again, the job continues")
-            said = True
+            announced = True
         stop.wait(pause)
         pause = min(pause * 1.5, _TRY_MOST_S)

@@ -44,17 +44,17 @@ def require_all(cluster: LoginNode, locks: Sequence[ImageLock], answer: Reply | 
         require(cluster, lock, there.get(lock.sha256, ["none"]))
 
 
-def require(cluster: LoginNode, lock: ImageLock, there: Sequence[str]) -> None:
-    """Make sure that the cluster's store has the locked image. there: the answer of `have.sh` about it.
+def require(cluster: LoginNode, lock: ImageLock, answer: Sequence[str]) -> None:
+    """Make sure that the cluster's store has the locked image. answer: the answer of `have.sh` about it.
 
     LockError if this machine does not have it either, or if the cluster's copy differs; ImageError if it cannot be sent.
     """
-    if there[0] == "there":
-        _check(cluster, lock, there[1:])
+    if answer[0] == "there":
+        _check(cluster, lock, answer[1:])
         return
     cluster.mirror.runs.mkdir(parents=True, exist_ok=True)
     with FileLock(cluster.mirror.root / f"image-{lock.sha256[:16]}.lock"):
-        _send(cluster, lock, int(there[1]) if there[0] == "part" else 0)
+        _send(cluster, lock, int(answer[1]) if answer[0] == "part" else 0)
 
 
 def _check(cluster: LoginNode, lock: ImageLock, signature: Sequence[str]) -> None:

@@ -66,7 +66,7 @@ def with_key(errand: Errand, script_text: str) -> tuple[str, ...]:
 def array_errand(sweep: str, number: int, argv: tuple[str, ...]) -> Errand:
     """The errand to submit one array of a sweep whose folder is on the cluster."""
     script = f"arrays/{number}/batch.sh"
-    made = Errand(
+    errand = Errand(
         folder=sweep,
         kind="array",
         argv=argv,
@@ -74,7 +74,7 @@ def array_errand(sweep: str, number: int, argv: tuple[str, ...]) -> Errand:
         right=f"arrays/{number}/submitting",
         again=str(number),
     )
-    return replace(made, argv=with_key(made, ""))
+    return replace(errand, argv=with_key(errand, ""))
 
 
 def run_errand(run_id: str, argv: tuple[str, ...], text: str = "", *, links: int = 0) -> Errand:
@@ -91,7 +91,7 @@ class Packed:
     sha256: str
 
 
-def packed(place: Path) -> Packed:
+def packed(folder: Path) -> Packed:
     """A folder as an archive. Files of secrets keep their mode when they are unpacked."""
     sink = io.BytesIO()
 
@@ -101,7 +101,7 @@ def packed(place: Path) -> Packed:
         return member
 
     with tarfile.open(fileobj=sink, mode="w", format=tarfile.GNU_FORMAT) as archive:
-        for path in sorted(place.iterdir()):
+        for path in sorted(folder.iterdir()):
             archive.add(path, arcname=path.name, filter=plain)
     content = sink.getvalue()
     return Packed(content, hashlib.sha256(content).hexdigest())
@@ -147,13 +147,13 @@ def until_known(
             # A folder that is only placed has no job to ask for. It is sent again, which does not change existing files.
             send = send and errand.kind in get_args(Placing)
             continue
-        said = reply.text("result")
-        if said in {"nothing", "cut"} and content is not None:
+        outcome = reply.text("result")
+        if outcome in {"nothing", "cut"} and content is not None:
             if not send or next(pauses, None) is not None:
                 send = True
                 continue
             raise LineError(f"cluster {cluster.name}: the run folder did not arrive completely", hint="submit again")
-        return _jobs_of(reply, said, cluster, errand)
+        return _jobs_of(reply, outcome, cluster, errand)
 
 
 def remove(cluster: LoginNode, folder: str) -> None:
@@ -161,22 +161,22 @@ def remove(cluster: LoginNode, folder: str) -> None:
     cluster.connection.ask("remove", {**cluster.folders, "RUN": folder})
 
 
-def _jobs_of(reply: Reply, said: str, cluster: LoginNode, errand: Errand) -> tuple[int, ...]:
+def _jobs_of(reply: Reply, outcome: str, cluster: LoginNode, errand: Errand) -> tuple[int, ...]:
     words = reply.texts.get("said", "")
     lines = "\n".join(f"  {line}" for line in (words or reply.stderr).splitlines()[-5:])
-    if said == "submitted":
+    if outcome == "submitted":
         return _jobs(reply)
-    if said == "placed":
+    if outcome == "placed":
         return ()
-    if said == "refused":
+    if outcome == "refused":
         raise JobRefusedError(
             f"sbatch refused the job:\n{lines}", hint="nothing was submitted; 'kit render' shows its header"
         )
-    if said == "unknown":
+    if outcome == "unknown":
         problem = f"cluster {cluster.name}: whether Slurm has taken run {errand.folder} is not known yet:\n{lines}"
         hint = f"kit status {errand.folder} tells, once Slurm answers; there is never a second job"
         raise SlurmError(problem, hint=hint)
-    if said == "nothing":
+    if outcome == "nothing":
         raise RunError(f"cluster {cluster.name}: run {errand.folder} is not there any more", hint="kit runs")
     place = f"{cluster.connection.host}:{cluster.runs_there()}/{errand.folder}"
     raise RunError(

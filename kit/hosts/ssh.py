@@ -128,14 +128,14 @@ class SshHost(LoginNode):
     def user_facts(self) -> UserFacts:
         """The facts of the user there, in one request."""
         asked = self.refresh(plan=True)
-        there = asked.there
+        facts = asked.there
         return UserFacts(
-            user=there.user,
+            user=facts.user,
             uid=self.connection.uid,
-            home=there.home,
-            data=there.data,
-            store=there.store,
-            runs=Path(there.runs),
+            home=facts.home,
+            data=facts.data,
+            store=facts.store,
+            runs=Path(facts.runs),
             avoid=tuple(sorted(one.node for one in asked.avoid if not one.recorded_by)),
         )
 
@@ -210,7 +210,7 @@ class SshHost(LoginNode):
 
     def fetch(self, run_dir: Path, *, accounting_too: bool = True) -> None:
         """Update a run's files, and ask accounting for its job, in one request."""
-        facts = run_facts.read(run_dir)
+        facts = run_facts.read_facts(run_dir)
         sacct = accounting.question([facts.job_id]) if accounting_too and facts.job_id is not None else ()
         relay = facts.partner is not None
         said = self.mirror.fetch(self.connection, self.rules, run_dir, sacct=sacct, relay=relay)
@@ -220,7 +220,7 @@ class SshHost(LoginNode):
     def fetch_whole(self, run_dir: Path) -> None:
         """Update all files that a repetition or an export needs, with programs and snapshot. At most two requests."""
         self.mirror.fetch(self.connection, self.rules, run_dir, whole=True)
-        if tree := run_facts.read(run_dir).tree:
+        if tree := run_facts.read_facts(run_dir).tree:
             remote_snapshots.fetch(self, tree)
 
     def fetch_sweep(self, folder: Path) -> None:

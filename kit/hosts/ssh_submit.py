@@ -37,7 +37,7 @@ def send_inputs(host: LoginNode, inputs: Inputs) -> None:
 def require_images_of(host: LoginNode, run_dir: Path) -> None:
     """Make sure that the cluster has the images of a run, whose locks the run has."""
     paths = RunPaths(run_dir)
-    remote_images.require_all(host, [image_lock.read(path) for path in sorted(paths.locks.glob("*.lock"))])
+    remote_images.require_all(host, [image_lock.read_lock(path) for path in sorted(paths.locks.glob("*.lock"))])
 
 
 def place(host: LoginNode, run: NewRun, *, submitted: bool) -> Manifest:

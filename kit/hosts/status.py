@@ -64,20 +64,20 @@ class Status:
     @cached_property
     def manifest(self) -> Manifest:
         """Its manifest, read when first used; RunError if it cannot be read."""
-        from kit.record.manifest import read
+        from kit.record.manifest import read_manifest
 
-        return read(RunPaths(self.run_dir).manifest)
+        return read_manifest(RunPaths(self.run_dir).manifest)
 
 
-def of(run_dirs: Sequence[Path], *, queue: Queue, folder_first: bool = True) -> list[Status]:
+def read_statuses(run_dirs: Sequence[Path], *, queue: Queue, folder_first: bool = True) -> list[Status]:
     """The status of some runs. `queue` is called once per cluster. folder_first: as in `of_facts`."""
-    found = index.facts(run_dirs)
-    elsewhere = {path for path, _ in found if mirrors.holding(path)}
+    runs = index.facts(run_dirs)
+    elsewhere = {path for path, _ in runs if mirrors.holding(path)}
     if not elsewhere:
-        return of_facts(found, queue=queue, folder_first=folder_first)
+        return of_facts(runs, queue=queue, folder_first=folder_first)
     # For a cluster over ssh, this also updates the runs' records.
-    answers = {name: queue(name) for name in dict.fromkeys(one.cluster for _, one in found if not one.problem)}
-    again = [(path, run_facts.read(path) if path in elsewhere else one) for path, one in found]
+    answers = {name: queue(name) for name in dict.fromkeys(facts.cluster for _, facts in runs if not facts.problem)}
+    again = [(path, run_facts.read_facts(path) if path in elsewhere else facts) for path, facts in runs]
     return of_facts(
         again, queue=lambda name: answers[name] if name in answers else queue(name), folder_first=folder_first
     )
@@ -85,7 +85,7 @@ def of(run_dirs: Sequence[Path], *, queue: Queue, folder_first: bool = True) -> 
 
 def of_record(run_dir: Path) -> Status:
     """The status from the run's own record alone, for its batch script: Slurm is not asked, and nothing is removed."""
-    one = run_facts.read(run_dir)
+    one = run_facts.read_facts(run_dir)
     state = "RUNNING" if one.exit_code is None else "FAILED" if one.exit_code else "COMPLETED"
     return Status(
         facts=one, run_dir=run_dir, job_id=_job_of(one, {}), state=state, exit_code=one.exit_code, nodes=one.nodes, elapsed="",
@@ -101,40 +101,42 @@ def of_facts(runs: Sequence[tuple[Path, Facts]], *, queue: Queue, folder_first: 
     """
     unsettled = open_submissions.settle(runs)
     if unsettled:
-        runs = [(path, run_facts.read(path) if unsettled.get(path) == "" else one) for path, one in runs]
-    over = {path for path, one in runs if folder_first and path not in unsettled and how_ended.is_over(path, one)}
-    asked = dict.fromkeys(one.cluster for path, one in runs if not one.problem and path not in over)
+        runs = [(path, run_facts.read_facts(path) if unsettled.get(path) == "" else facts) for path, facts in runs]
+    over = {path for path, facts in runs if folder_first and path not in unsettled and how_ended.is_over(path, facts)}
+    asked = dict.fromkeys(facts.cluster for path, facts in runs if not facts.problem and path not in over)
     queues = {name: queue(name) for name in asked}
-    found = [
-        _of_folder(path, one) if path in over else _newest(_status(path, one, queues.get(one.cluster, {})), queues)
-        for path, one in runs
+    statuses = [
+        _of_folder(path, facts)
+        if path in over
+        else _newest(_status(path, facts, queues.get(facts.cluster, {})), queues)
+        for path, facts in runs
     ]
-    found = _with_foreign(found)
+    statuses = _with_foreign(statuses)
     if unsettled:
-        found = [_unconfirmed(one, unsettled.get(one.run_dir, "")) for one in found]
-    for one in found:
-        _clean(one)
-    return found
+        statuses = [_unconfirmed(run, unsettled.get(run.run_dir, "")) for run in statuses]
+    for run in statuses:
+        _clean(run)
+    return statuses
 
 
-def _with_foreign(found: list[Status]) -> list[Status]:
+def _with_foreign(statuses: list[Status]) -> list[Status]:
     """The same, where other users' runs are LOST only if Slurm, asked for their jobs by number, does not know them."""
     wanted: dict[str, list[Status]] = {}
-    for one in found:
-        if one.state == "LOST" and foreign_runs.is_foreign(one.run_dir):
-            wanted.setdefault(one.facts.cluster, []).append(one)
+    for run in statuses:
+        if run.state == "LOST" and foreign_runs.is_foreign(run.run_dir):
+            wanted.setdefault(run.facts.cluster, []).append(run)
     if not wanted:
-        return found
+        return statuses
     from kit.hosts import other_jobs
 
     answers = {
         cluster: other_jobs.find_foreign(
-            cluster, [one.job_id for one in those if one.job_id is not None], [one.run_dir for one in those]
+            cluster, [run.job_id for run in those if run.job_id is not None], [run.run_dir for run in those]
         )
         for cluster, those in wanted.items()
     }
-    foreign = {one.run_dir for those in wanted.values() for one in those}
-    return [_asked_for(one, answers[one.facts.cluster]) if one.run_dir in foreign else one for one in found]
+    foreign = {run.run_dir for those in wanted.values() for run in those}
+    return [_asked_for(run, answers[run.facts.cluster]) if run.run_dir in foreign else run for run in statuses]
 
 
 def _asked_for(one: Status, answer: foreign_runs.ForeignJobs) -> Status:
@@ -148,13 +150,13 @@ def _asked_for(one: Status, answer: foreign_runs.ForeignJobs) -> Status:
     return now
 
 
-def _of_folder(run_dir: Path, one: Facts) -> Status:
+def _of_folder(run_dir: Path, facts: Facts) -> Status:
     """The status of a run that has ended, without Slurm."""
-    job_id: JobId | None = one.slurm_id if one.slurm_id is not None else one.job_id
-    state = how_ended.state(run_dir, one)
+    job_id: JobId | None = facts.slurm_id if facts.slurm_id is not None else facts.job_id
+    state = how_ended.state(run_dir, facts)
     return Status(
-        facts=one, run_dir=run_dir, job_id=job_id, state=state, exit_code=one.exit_code, nodes=one.nodes,
-        elapsed=how_ended.elapsed(run_dir) if one.exit_code else "", reason=how_ended.reason(state), restarts=one.restarts,
+        facts=facts, run_dir=run_dir, job_id=job_id, state=state, exit_code=facts.exit_code, nodes=facts.nodes,
+        elapsed=how_ended.elapsed(run_dir) if facts.exit_code else "", reason=how_ended.reason(state), restarts=facts.restarts,
     )  # fmt: skip
 
 
@@ -162,19 +164,19 @@ def _unconfirmed(one: Status, reason: str) -> Status:
     return replace(one, state=UNKNOWN, reason=reason) if reason and not one.active else one
 
 
-def _newest(one: Status, queues: Mapping[str, Mapping[JobId, QueuedJob] | None]) -> Status:
+def _newest(run: Status, queues: Mapping[str, Mapping[JobId, QueuedJob] | None]) -> Status:
     """The status from the run's present record, if Slurm says that it has ended and the record, read earlier, does not.
 
     A job may end while Slurm is asked, even one that had not started before: a busy controller takes seconds to answer. Without a
     second look, such a run would count as one whose batch script was killed. A run that never started, and that Slurm does not
     know, gets no second look: there may be thousands of them.
     """
-    if one.active or one.exit_code is not None or one.state == UNKNOWN:
-        return one
-    if not one.facts.started and one.job_id not in (queues.get(one.facts.cluster) or {}):
-        return one
-    now = run_facts.read(one.run_dir)
-    return one if now == one.facts else _status(one.run_dir, now, queues.get(now.cluster, {}))
+    if run.active or run.exit_code is not None or run.state == UNKNOWN:
+        return run
+    if not run.facts.started and run.job_id not in (queues.get(run.facts.cluster) or {}):
+        return run
+    now = run_facts.read_facts(run.run_dir)
+    return run if now == run.facts else _status(run.run_dir, now, queues.get(now.cluster, {}))
 
 
 def wait(run_dir: Path, *, queue: Queue, on_poll: Callable[[Status], None]) -> Status:
@@ -189,14 +191,14 @@ def wait(run_dir: Path, *, queue: Queue, on_poll: Callable[[Status], None]) -> S
     while True:
         asked = time.monotonic()
         # Slurm too has to be done with the job, if it answers.
-        (status,) = of([run_dir], queue=patient, folder_first=False)
+        (status,) = read_statuses([run_dir], queue=patient, folder_first=False)
         on_poll(status)
         over = not status.active and status.state != UNKNOWN
         if over and (_is_complete(status) or unsettled >= _SETTLE_S):
             return _of_folder(run_dir, status.facts) if how_ended.is_over(run_dir, status.facts) else status
         pause = next(sooner, _ASK_S) if status.exit_code is not None else _ASK_S
         turn = _turn(status.facts)
-        while time.monotonic() < asked + pause and _turn(run_facts.read(run_dir)) == turn:
+        while time.monotonic() < asked + pause and _turn(run_facts.read_facts(run_dir)) == turn:
             time.sleep(_LOOK_S)
         unsettled = unsettled + time.monotonic() - asked if over else 0.0
 
@@ -213,23 +215,23 @@ def _turn(one: Facts) -> tuple[object, ...]:
     return one.started, one.restarts, one.exit_code, one.last_event == "requeue"
 
 
-def _status(run_dir: Path, one: Facts, answered: Mapping[JobId, QueuedJob] | None) -> Status:
+def _status(run_dir: Path, facts: Facts, answered: Mapping[JobId, QueuedJob] | None) -> Status:
     queue = answered or {}
-    job_id = _job_of(one, queue)
+    job_id = _job_of(facts, queue)
     queued = queue.get(job_id) if job_id is not None else None
-    state = _state(queued, one, submitted=job_id is not None or one.imported, run_dir=run_dir)
+    state = _state(queued, facts, submitted=job_id is not None or facts.imported, run_dir=run_dir)
     if answered is None and state in {"LOST", "SUBMITTED"}:
         state = UNKNOWN
     return Status(
-        facts=one,
+        facts=facts,
         run_dir=run_dir,
         job_id=job_id,
         state=state,
-        exit_code=one.exit_code,
-        nodes=(queued.nodes if queued else "") or one.nodes,
+        exit_code=facts.exit_code,
+        nodes=(queued.nodes if queued else "") or facts.nodes,
         elapsed=queued.elapsed if queued else "",
-        reason=one.problem or _reason(queued, state, one.last_event),
-        restarts=one.restarts,
+        reason=facts.problem or _reason(queued, state, facts.last_event),
+        restarts=facts.restarts,
     )
 
 
@@ -241,32 +243,32 @@ def _reason(queued: QueuedJob | None, state: str, last_event: str) -> str:
     return ": ".join(filter(None, [said, "the batch script was killed, or its node was lost: it recorded no end"]))
 
 
-def _clean(one: Status) -> None:
+def _clean(run: Status) -> None:
     """Remove the files that a killed batch script, or one that never started, could not remove itself. Only of the user's own run:
     root may look at a run whose owner's jobs it does not know.
     """
-    if one.active or one.exit_code is not None or one.state in {"SUBMITTED", UNKNOWN, run_facts.UNREADABLE}:
+    if run.active or run.exit_code is not None or run.state in {"SUBMITTED", UNKNOWN, run_facts.UNREADABLE}:
         return
     # A job that Slurm does not know may be too new.
-    forgotten = one.state != "LOST" or time.time() - one.facts.submitted_at > _FORGOTTEN_S
-    if forgotten and not foreign_runs.is_foreign(one.run_dir):
+    forgotten = run.state != "LOST" or time.time() - run.facts.submitted_at > _FORGOTTEN_S
+    if forgotten and not foreign_runs.is_foreign(run.run_dir):
         from kit.record import secret
 
-        secret.remove(one.run_dir)
-        (RunPaths(one.run_dir).state / ".reserve").unlink(missing_ok=True)
+        secret.remove(run.run_dir)
+        (RunPaths(run.run_dir).state / ".reserve").unlink(missing_ok=True)
 
 
-def _job_of(one: Facts, queue: Mapping[JobId, QueuedJob]) -> JobId | None:
+def _job_of(facts: Facts, queue: Mapping[JobId, QueuedJob]) -> JobId | None:
     """The run's job. For a chain: the first link that has not ended, else the last one that has started."""
-    if one.slurm_id is None:
-        return one.job_id
-    links: tuple[JobId, ...] = (one.slurm_id, *one.links)
+    if facts.slurm_id is None:
+        return facts.job_id
+    links: tuple[JobId, ...] = (facts.slurm_id, *facts.links)
     on = [link for link in links if link in queue and queue[link].state in ACTIVE]
-    over = [link for link in links if link in one.started]
+    over = [link for link in links if link in facts.started]
     return (on or over[-1:] or links)[0]
 
 
-def _was_cancelled(run_dir: Path, one: Facts) -> bool:
+def _was_cancelled(run_dir: Path, facts: Facts) -> bool:
     """Whether its newest job was cancelled while it waited, and has not begun all the same. `kit resume` removes the mark."""
     try:
         cancelled = unmade_points.cancelled(run_dir).stat().st_mtime
@@ -276,19 +278,19 @@ def _was_cancelled(run_dir: Path, one: Facts) -> bool:
         begun = RunPaths(run_dir).events.stat().st_mtime
     except OSError:
         begun = 0.0
-    return cancelled >= max(one.submitted_at, begun)
+    return cancelled >= max(facts.submitted_at, begun)
 
 
-def _state(queued: QueuedJob | None, one: Facts, *, submitted: bool, run_dir: Path) -> str:
-    if one.problem:
+def _state(queued: QueuedJob | None, facts: Facts, *, submitted: bool, run_dir: Path) -> str:
+    if facts.problem:
         return run_facts.UNREADABLE
     if queued is not None:
         # The mark of a preemption stays on a job that has gone back to the queue since, whatever its end. A batch script
         # that was itself preempted records no 0.
-        return "COMPLETED" if queued.state == "PREEMPTED" and one.exit_code == 0 else queued.state
+        return "COMPLETED" if queued.state == "PREEMPTED" and facts.exit_code == 0 else queued.state
     # A resumed run has the end of its earlier job. The cancel of the later one, which never began, counts.
-    if _was_cancelled(run_dir, one):
+    if _was_cancelled(run_dir, facts):
         return "CANCELLED"
-    if one.exit_code is not None:
-        return how_ended.state(run_dir, one)
+    if facts.exit_code is not None:
+        return how_ended.state(run_dir, facts)
     return "LOST" if submitted else "SUBMITTED"

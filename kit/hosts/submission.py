@@ -72,7 +72,7 @@ def confirmed(note: Path) -> None:
     note.unlink(missing_ok=True)
 
 
-def read(note: Path) -> Intent | None:
+def read_intent(note: Path) -> Intent | None:
     """The intent in a note; None if there is none, or if it cannot be read."""
     try:
         known = json.loads(untrusted_files.read_text(note))
@@ -131,23 +131,23 @@ def _after(error: SlurmError, intent: Intent, env: Mapping[str, str]) -> int:
     for pause in _LOOKS_S if is_open else _LOOKS_S[:1]:
         time.sleep(pause)
         try:
-            found = jobs_of(intent, env=env)
+            jobs = jobs_of(intent, env=env)
         except SlurmError:
             answered = False
             continue
         answered = True
-        if found:
-            return _only(found, error, env)
+        if jobs:
+            return _only(jobs, error, env)
     if not is_open:
         raise error
-    said = error.message.strip()
+    message = error.message.strip()
     if answered:
         raise JobRefusedError(
-            f"{said}\n  Slurm has no job with this submission's mark: nothing was submitted",
+            f"{message}\n  Slurm has no job with this submission's mark: nothing was submitted",
             hint=error.hint or "submit again",
         )
     raise UnconfirmedError(
-        f"submit not confirmed: {said}\n  whether Slurm has taken {intent.script} is not known; its folder is kept",
+        f"submit not confirmed: {message}\n  whether Slurm has taken {intent.script} is not known; its folder is kept",
         hint="kit runs, once Slurm answers: it finds the job by its mark",
     )
 

@@ -59,7 +59,7 @@ def find(name: str, *, project: Path, store_dir: Path) -> Path:
         return Path(name)
     place = image_lock.find(name, project=project)
     if place is not None:
-        found = store.path(store_dir, image_lock.read(place).sha256)
+        found = store.path(store_dir, image_lock.read_lock(place).sha256)
         if not found.is_file():
             raise LockError(f"image {name}: {found} is not there", hint=f"run 'kit build-image {name}'")
         return found
@@ -75,15 +75,15 @@ def find(name: str, *, project: Path, store_dir: Path) -> Path:
 
 def lines(a: Mapping[str, str], b: Mapping[str, str], *, prefix: str = "", values: bool = True) -> tuple[str, ...]:
     """The sorted names whose values differ, as lines of `Difference`. values: whether the lines show the values."""
-    found = []
+    changes = []
     for key in sorted({*a, *b}):
         if key not in b:
-            found.append(f"- {prefix}{key}" + (f" {a[key]}" if values else ""))
+            changes.append(f"- {prefix}{key}" + (f" {a[key]}" if values else ""))
         elif key not in a:
-            found.append(f"+ {prefix}{key}" + (f" {b[key]}" if values else ""))
+            changes.append(f"+ {prefix}{key}" + (f" {b[key]}" if values else ""))
         elif a[key] != b[key]:
-            found.append(f"~ {prefix}{key}" + (f" {a[key]} -> {b[key]}" if values else ""))
-    return tuple(found)
+            changes.append(f"~ {prefix}{key}" + (f" {a[key]} -> {b[key]}" if values else ""))
+    return tuple(changes)
 
 
 def _rest(config: ImageConfig) -> dict[str, str]:
@@ -96,13 +96,17 @@ def _facts(image: Path) -> dict[str, str]:
     with shell.output([unsquashfs, "-quiet", "-no-progress", "-pf", "/dev/stdout", str(image)]) as stream:
         facts: dict[str, str] = {}
         contents: list[read_pseudo_file.Definition] = []
-        for one in read_pseudo_file.definitions(stream):
-            if one.kind == "R":
-                contents.append(one)
+        for definition in read_pseudo_file.definitions(stream):
+            if definition.kind == "R":
+                contents.append(definition)
             else:
-                facts[one.name] = f"{one.kind} {one.time} {one.mode:o} {one.target} {one.device}"
-        for one in contents:
-            facts[one.name] = f"R {one.time} {one.mode:o} {_digest(stream, one.size, image)}"
+                facts[definition.name] = (
+                    f"{definition.kind} {definition.time} {definition.mode:o} {definition.target} {definition.device}"
+                )
+        for definition in contents:
+            facts[definition.name] = (
+                f"R {definition.time} {definition.mode:o} {_digest(stream, definition.size, image)}"
+            )
     return facts
 
 

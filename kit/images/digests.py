@@ -27,7 +27,7 @@ _SETTLED_S = 2.0
 _MOST_LINES = 1000
 
 
-def of(path: Path) -> str:
+def digest_file(path: Path) -> str:
     """sha256 of a file, in hex. The file is read the first time, and after every change. LockError when it changes meanwhile."""
     before = _key(path)
     memory = _memory()

@@ -49,7 +49,7 @@ def platform_of(architecture: str) -> str | None:
     return f"linux/{architecture}" if re.fullmatch("[a-z0-9]+", architecture) else None
 
 
-def read(path: Path) -> ImageLock:
+def read_lock(path: Path) -> ImageLock:
     """The lock in `path`; ConfigError when it is missing or damaged."""
     return load_model(path, ImageLock)
 
@@ -79,17 +79,17 @@ def head(path: Path) -> Head:
     found = {line["key"]: line["text"] or line["number"] for line in named} if all(lines) and len(named) == 3 else {}
     if found.keys() == {"name", "sha256", "size"} and _SHA256.fullmatch(found["sha256"]) and found["size"].isdecimal():
         return Head(name=found["name"], sha256=found["sha256"], size=int(found["size"]))
-    whole = read(path)
+    whole = read_lock(path)
     return Head(name=whole.name, sha256=whole.sha256, size=whole.size)
 
 
-def write(path: Path, lock: ImageLock) -> bool:
+def write_lock(path: Path, lock: ImageLock) -> bool:
     """Write the lock; return whether the file changed.
 
     The engine's id of the image differs between two builds of the same bytes, so a new id alone is not a reason to write.
     """
     if path.is_file():
-        old = read(path)
+        old = read_lock(path)
         if not any(differences(old, lock)) and old.inputs == lock.inputs:
             return False
     text = _HEADER + tomli_w.dumps(lock.model_dump(mode="json", by_alias=True, exclude_none=True))

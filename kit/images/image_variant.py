@@ -29,21 +29,21 @@ def make(
     packages: Mapping[str, str | None],
     *,
     python: PythonPackages,
-    place: Path,
+    root: Path,
     store: Path,
     report: Report,
 ) -> ImageLock:
     """Build `base` with other versions of some packages, and return the new lock under the base's own name.
 
     packages: name -> version; None removes the package. Nothing else changes: dependencies are not resolved. python: the Python
-    version and platform of the wheels; pip's configuration on this machine says where they are. place: a folder for the locks; keep
+    version and platform of the wheels; pip's configuration on this machine says where they are. root: a folder for the locks; keep
     it, because its locks protect the images from kit prune-images. store: holds the base. ImageError when a wheel is not found or
     cannot be installed.
     """
     meaning = json.dumps([base.sha256, sorted(packages.items())])
     name = f"{base.name}-{hashlib.sha256(meaning.encode()).hexdigest()[:12]}"
-    folder = place / "containers" / name
-    image_lock.write(place / "containers" / base.name / image_lock.FILE, base)
+    folder = root / "containers" / name
+    image_lock.write_lock(root / "containers" / base.name / image_lock.FILE, base)
     if not (folder / "image.toml").is_file():
         folder.mkdir(parents=True, exist_ok=True)
         wanted = {name: version for name, version in packages.items() if version is not None}
@@ -64,5 +64,5 @@ def make(
             ),
             encoding="utf-8",
         )
-    order = build.BuildOrder(name=name, project=place, store=store, relock=True)
+    order = build.BuildOrder(name=name, project=root, store=store, relock=True)
     return build.build(order, report).lock.model_copy(update={"name": base.name})

@@ -122,7 +122,7 @@ def _from_podman(uri: str, work: Path, report: Report, choice: oci.Choice) -> So
         raise ImageError(
             f"{uri}: {error.message}", hint="'podman images' lists what it has, by its full names"
         ) from None
-    return Source(uri=uri, content=_oci_content(oci.read(archive, work, choice), name, work))
+    return Source(uri=uri, content=_oci_content(oci.read_image(archive, work, choice), name, work))
 
 
 def _from_registry(wanted: image_reference.Reference, work: Path, report: Report, choice: oci.Choice) -> Source:
@@ -182,7 +182,7 @@ def _from_path(path: Path, work: Path, report: Report, choice: oci.Choice) -> So
     uri = str(path.absolute()) + (f":{choice.tag}" if choice.tag else "")
     if path.is_dir():
         if oci.is_image(path):
-            return Source(uri=uri, content=_oci_content(oci.read(path, work, choice), path.name, work))
+            return Source(uri=uri, content=_oci_content(oci.read_image(path, work, choice), path.name, work))
         return Source(uri=uri, content=_folder_content(path.absolute()))
     if not path.is_file():
         raise UsageError(f"{path}: no such file or folder", hint="or name an image: docker://REGISTRY#IMAGE:TAG")
@@ -192,7 +192,7 @@ def _from_path(path: Path, work: Path, report: Report, choice: oci.Choice) -> So
         return Source(uri=uri, content=_sqsh_content(path))
     report.stage(f"reading {path.name}")
     if _is_image_archive(path, work):
-        return Source(uri=uri, content=_oci_content(oci.read(path, work, choice), path.name, work))
+        return Source(uri=uri, content=_oci_content(oci.read_image(path, work, choice), path.name, work))
     return Source(uri=uri, content=_tar_content(path, work))
 
 

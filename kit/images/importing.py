@@ -53,7 +53,7 @@ def run(order: ImportOrder, report: Report) -> squash_and_lock.Outcome:
             hint="import under another name with --name",
         )
     squash.mksquashfs()  # find out that mksquashfs is missing before the long import, not after it
-    store.prepare(order.store)
+    store.prepare_store(order.store)
     with (
         cross_host_lock.hold(
             store.lock_file(order.store, name), on_wait=lambda who: report.stage(f"waiting for {who}")

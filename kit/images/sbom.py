@@ -32,7 +32,7 @@ class _Package:
     version: str
 
 
-def of(lock: ImageLock, form: Form, *, now: datetime) -> str:
+def make_sbom(lock: ImageLock, form: Form, *, now: datetime) -> str:
     """The document. now: its creation time, in UTC. ToolError when the library that writes it is not installed."""
     try:
         return _cyclonedx(lock, now) if form == "cyclonedx" else _spdx(lock, now)
@@ -84,13 +84,13 @@ def _spdx(lock: ImageLock, now: datetime) -> str:
     from spdx_tools.spdx import model
     from spdx_tools.spdx.writer.json.json_writer import write_document_to_stream
 
-    def package(number: int, one: _Package) -> model.Package:
-        url = PackageURL(one.kind, one.namespace, one.name, one.version).to_string()
+    def package(number: int, component: _Package) -> model.Package:
+        url = PackageURL(component.kind, component.namespace, component.name, component.version).to_string()
         where = model.ExternalPackageRef(model.ExternalPackageRefCategory.PACKAGE_MANAGER, "purl", url)
         return model.Package(
-            spdx_id=f"SPDXRef-{one.kind}-{number}",
-            name=one.name,
-            version=one.version,
+            spdx_id=f"SPDXRef-{component.kind}-{number}",
+            name=component.name,
+            version=component.version,
             download_location=model.SpdxNoAssertion(),
             files_analyzed=False,
             external_references=[where],
@@ -105,7 +105,7 @@ def _spdx(lock: ImageLock, now: datetime) -> str:
         checksums=[model.Checksum(model.ChecksumAlgorithm.SHA256, lock.sha256)],
         primary_package_purpose=model.PackagePurpose.CONTAINER,
     )
-    packages = [package(number, one) for number, one in enumerate(_packages(lock))]
+    packages = [package(number, component) for number, component in enumerate(_packages(lock))]
     info = model.CreationInfo(
         spdx_version="SPDX-2.3",
         spdx_id="SPDXRef-DOCUMENT",
@@ -115,7 +115,9 @@ def _spdx(lock: ImageLock, now: datetime) -> str:
         created=now.replace(microsecond=0, tzinfo=None),
     )
     described = model.Relationship("SPDXRef-DOCUMENT", model.RelationshipType.DESCRIBES, image.spdx_id)
-    held = [model.Relationship(image.spdx_id, model.RelationshipType.CONTAINS, one.spdx_id) for one in packages]
+    held = [
+        model.Relationship(image.spdx_id, model.RelationshipType.CONTAINS, component.spdx_id) for component in packages
+    ]
     stream = io.StringIO()
     document = model.Document(info, packages=[image, *packages], relationships=[described, *held])
     write_document_to_stream(document, stream, validate=False)

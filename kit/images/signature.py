@@ -36,14 +36,14 @@ def sign(lock_file: Path, key: Path) -> Path:
     """
     if not key.is_file():
         raise UsageError(f"{key}: no such key", hint="ssh-keygen -t ed25519")
-    place = file_of(lock_file)
-    place.unlink(missing_ok=True)
+    signature = file_of(lock_file)
+    signature.unlink(missing_ok=True)
     program = shell.require("ssh-keygen", hint=_HINT)
     code = shell.call([program, "-Y", "sign", "-q", "-f", str(key), "-n", NAMESPACE, str(lock_file)])
-    if code or not place.is_file():
+    if code or not signature.is_file():
         raise ImageError(f"{lock_file}: not signed: ssh-keygen ended with {code}", hint=f"ssh-add -l; ls -l {key}")
-    place.chmod(0o644)
-    return place
+    signature.chmod(0o644)
+    return signature
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,21 +68,22 @@ def require(lock_file: Path, signers: Sequence[str], *, what: str) -> Signed:
 
     signers: as in `[store] signers`: a name and a public key each.
     """
-    place = file_of(lock_file)
+    signature = file_of(lock_file)
     hint = f"have one of {', '.join(map(name_of, signers)) or 'nobody'} run 'kit sign-image'"
-    if not place.is_file():
-        raise LockError(f"{what}: the signature {place} does not exist: nobody signed the lock", hint=hint)
+    if not signature.is_file():
+        raise LockError(f"{what}: the signature {signature} does not exist: nobody signed the lock", hint=hint)
     program = shell.require("ssh-keygen", hint=_HINT)
     with tempfile.TemporaryDirectory(prefix="kit-signers-") as folder:
         allowed = Path(folder) / "allowed_signers"
         allowed.write_text("".join(_line(signer) for signer in signers), encoding="utf-8")
         base = [program, "-Y"]
-        files = ["-s", str(place), "-f", str(allowed)]
+        files = ["-s", str(signature), "-f", str(allowed)]
         found = shell.run([*base, "find-principals", *files], check=False, timeout=_TIMEOUT_S)
         who = found.stdout.splitlines()[0] if found.returncode == 0 and found.stdout else ""
         if not who:
             raise LockError(
-                f"{what}: {place} was made with a key that does not belong to one of the cluster's signers", hint=hint
+                f"{what}: {signature} was made with a key that does not belong to one of the cluster's signers",
+                hint=hint,
             )
         # Byte for byte: a reader that changes line ends would accept a file that was not signed.
         text = untrusted_files.read_bytes(lock_file).decode(errors="surrogateescape")
@@ -90,7 +91,7 @@ def require(lock_file: Path, signers: Sequence[str], *, what: str) -> Signed:
         done = shell.run(words, input=text, check=False, timeout=_TIMEOUT_S)
     if done.returncode:
         raise LockError(f"{what}: {lock_file} changed after {who} signed it", hint=hint)
-    lock = image_lock.read(lock_file)
+    lock = image_lock.read_lock(lock_file)
     require_name(lock.name, lock_file.parent.name)
     _require_platform(lock, lock_file.with_name("image.toml"))
     return Signed(signer=who, name=lock.name, sha256=lock.sha256, platform=lock.platform)

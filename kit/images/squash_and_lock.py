@@ -51,7 +51,7 @@ class Target:
     @property
     def current(self) -> ImageLock | None:
         """The lock as it is now."""
-        return image_lock.read(self.lock_file) if self.lock_file.is_file() else None
+        return image_lock.read_lock(self.lock_file) if self.lock_file.is_file() else None
 
     @property
     def command(self) -> str:
@@ -102,7 +102,7 @@ class Outcome:
 def unchanged(target: Target) -> Outcome | None:
     """The existing image, if it was made from the same inputs and has the bytes of its lock; else None.
 
-    A file that is damaged or replaced is made again. The digest is computed once for each file (`digests.of`).
+    A file that is damaged or replaced is made again. The digest is computed once for each file (`digests.digest_file`).
     """
     locked = target.current
     if locked is None or locked.inputs != target.inputs:
@@ -133,7 +133,7 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
     image = store.publish(target.store, finished, new.sha256, facts)
     if old is not None and not target.relock and _same_bytes_expected(old, new, content) and old.sha256 != new.sha256:
         raise _not_reproducible(target, old, new, changes)
-    image_lock.write(target.lock_file, new)
+    image_lock.write_lock(target.lock_file, new)
     store.register(target.store, target.lock_file)
     for warning in enroot_layout.warnings(content.config):
         report.warn(warning)
@@ -149,7 +149,7 @@ def _squash(target: Target, content: Content, finished: Path, report: Report) ->
     for way in content.ways:
         with way() as source, report.counting(f"squashing by {source.method}", content.size) as advance:
             try:
-                lost = squash.write(source, edit, finished, options, on_bytes=advance)
+                lost = squash.write_squashfs(source, edit, finished, options, on_bytes=advance)
             except squash.AnotherWayError as error:
                 report.warn(f"{error.message}; taking a slower way")
             else:

@@ -50,7 +50,7 @@ def lock_file(store: Path, name: str) -> Path:
     return store / "locks" / f"{name}.lock"
 
 
-def prepare(store: Path) -> None:
+def prepare_store(store: Path) -> None:
     """Make the store's folders with the store's own mode, and remove leftovers of dead builders.
 
     ImageError when the store cannot be written.

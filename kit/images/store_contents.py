@@ -48,7 +48,7 @@ def known_locks(store_dir: Path, project: Path) -> dict[Path, image_lock.Head]:
     A damaged lock of another project is left out here. While there is one, `prune` removes nothing.
     """
     found = {}
-    for path in _lock_files(store_notes.read(store_dir), project):
+    for path in _lock_files(store_notes.read_notes(store_dir), project):
         with contextlib.suppress(ConfigError):
             found[path] = image_lock.head(path)
     return found
@@ -71,22 +71,22 @@ def prune(store_dir: Path, project: Path, *, in_use: Collection[str], older_than
     in_use: digests (64 hex digits) of queued and running jobs. dry_run: only list them. ImageError when a lock cannot be read,
     because the image that it names is then unknown.
     """
-    notes = store_notes.read(store_dir)
+    notes = store_notes.read_notes(store_dir)
     kept = _locked(notes, project) | set(in_use)
     gone, refused = list[tuple[Path, int]](), list[tuple[Path, str]]()
     for sha256, path in _files(store_dir).items():
         try:
-            found = path.lstat()
-            if sha256 in kept or time.time() - found.st_mtime < older_than_s:
+            status = path.lstat()
+            if sha256 in kept or time.time() - status.st_mtime < older_than_s:
                 continue
             if not dry_run:
                 _remove(path)
-            gone.append((path, found.st_size))
+            gone.append((path, status.st_size))
         except FileNotFoundError:
             continue  # another prune was faster
         except OSError as error:
             # In a folder with the sticky bit, only an image's owner and root remove it.
-            refused.append((path, f"belongs to {own_folders.user(found.st_uid)}: {error.strerror}"))
+            refused.append((path, f"belongs to {own_folders.user(status.st_uid)}: {error.strerror}"))
     return Pruned(gone=tuple(gone), refused=tuple(refused), strange=notes.strange)
 
 
@@ -97,16 +97,16 @@ def _locked(notes: store_notes.Notes, project: Path) -> set[str]:
             f"{notes.unseen[0]}: you may not read it, so nothing was removed: it may name an image of the store",
             hint="let root run this command",
         )
-    found = set()
+    digests = set()
     for path in _lock_files(notes, project):
         try:
-            found.add(image_lock.head(path).sha256)
+            digests.add(image_lock.head(path).sha256)
         except ConfigError:
             raise ImageError(
                 f"{path}: this lock cannot be read, so nothing was removed: it may name an image of the store",
                 hint="repair or remove the lock first",
             ) from None
-    return found
+    return digests
 
 
 def _remove(path: Path) -> None:
@@ -140,13 +140,13 @@ def _files(store_dir: Path) -> dict[str, Path]:
 
 def _locked_row(store_dir: Path, sha256: str, places: list[tuple[Path, image_lock.Head]]) -> Row:
     path, known = store.path(store_dir, sha256), places[0][1]
-    made, size = _made(path)
+    built_at, size = _made(path)
     present = size == known.size
     return Row(
         name=known.name,
         sha256=sha256,
         size=known.size,
-        made=made if present else 0.0,
+        made=built_at if present else 0.0,
         present=present,
         locks=tuple(place for place, _ in places),
     )

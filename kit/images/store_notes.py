@@ -28,7 +28,7 @@ class Notes:
     strange: tuple[tuple[Path, str], ...] = ()
 
 
-def read(store: Path) -> Notes:
+def read_notes(store: Path) -> Notes:
     """What the notes of a store name."""
     locks, unseen, strange = list[Path](), list[Path](), list[tuple[Path, str]]()
     try:

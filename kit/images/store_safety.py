@@ -25,7 +25,7 @@ def problems(store: Path) -> Iterator[str]:
     for folder in (store, *(store / name for name in _FOLDERS)):
         if folder.is_dir():
             yield from _folder(folder)
-    for path, reason in store_notes.read(store).strange:
+    for path, reason in store_notes.read_notes(store).strange:
         yield f"{path}: no note of the kit ({reason}): remove it"
     for path in sorted((store / "sha256").glob("*")) if (store / "sha256").is_dir() else ():
         yield from _file(path)
@@ -39,21 +39,21 @@ def _above(folder: Path) -> Iterator[str]:
 
 
 def _folder(folder: Path) -> Iterator[str]:
-    found = folder.stat()
+    status = folder.stat()
     if owner := own_folders.stranger(folder):
         # The sticky bit holds for all users but the folder's owner.
         yield f"{folder}: belongs to {owner}, who can replace every image in it: let root or a shared account own it"
-    who = "everybody" if found.st_mode & stat.S_IWOTH else "its group" if found.st_mode & stat.S_IWGRP else ""
-    if who and not found.st_mode & stat.S_ISVTX:
-        mode = stat.S_IMODE(found.st_mode)
+    who = "everybody" if status.st_mode & stat.S_IWOTH else "its group" if status.st_mode & stat.S_IWGRP else ""
+    if who and not status.st_mode & stat.S_ISVTX:
+        mode = stat.S_IMODE(status.st_mode)
         yield f"{folder}: mode {mode:o}: {who} may replace other users' images: 'chmod {mode | stat.S_ISVTX:o} {folder}'"
 
 
 def _file(path: Path) -> Iterator[str]:
-    found = path.lstat()
-    if not stat.S_ISREG(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISREG(status.st_mode):
         yield f"{path}: not a regular file: remove it"
     elif (owner := own_folders.stranger(path)) and not own_folders.is_unchangeable(path):
         yield f"{path}: belongs to {owner}, who can change it while a run has it mounted: let root own it, or use image.stage"
-    elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        yield f"{path}: mode {stat.S_IMODE(found.st_mode):o}: others may write it: 'chmod go-w {path}'"
+    elif status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        yield f"{path}: mode {stat.S_IMODE(status.st_mode):o}: others may write it: 'chmod go-w {path}'"

@@ -68,4 +68,4 @@ def _lock_of(name: str, project: Path) -> ImageLock:
     if place is None:
         data_folders.find("containers", name, project_dir=project, key="image")
         raise LockError(f"image {name} has no lock", hint=f"run 'kit build-image {name}'")
-    return image_lock.read(place)
+    return image_lock.read_lock(place)

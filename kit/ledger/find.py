@@ -10,7 +10,7 @@ from pathlib import Path
 from kit import config, data_folders
 from kit.errors import ConfigError, RunError
 from kit.health import last_step
-from kit.hosts import status as of
+from kit.hosts import status as host_status
 from kit.hosts.host import Queue
 from kit.hosts.status import Status
 from kit.ledger import ledger, read_run
@@ -34,24 +34,24 @@ def ledgers(name: str | None, folders: list[Path], *, queue: Queue, now: float) 
     """The ledgers of a run or sweep. RunError if it does not exist, or if its points have not been submitted."""
     points = sweep_points(name, folders)
     run_dirs = points or [find_runs.find_one(name, folders)]
-    found = of.of(run_dirs, queue=queue)
-    made = tuple(one(status, now=now) for status in found if not status.facts.problem)
-    if not made:
-        raise RunError(f"{run_dirs[0]}: {found[0].facts.problem}", hint="'kit runs' lists the runs that can be read")
+    statuses = host_status.read_statuses(run_dirs, queue=queue)
+    run_ledgers = tuple(read_ledger(status, now=now) for status in statuses if not status.facts.problem)
+    if not run_ledgers:
+        raise RunError(f"{run_dirs[0]}: {statuses[0].facts.problem}", hint="'kit runs' lists the runs that can be read")
     return FoundLedgers(
         sweep=run_dirs[0].parent.parent.name if points else None,
-        runs=tuple(found),
-        ledgers=made,
-        price=price_of(made_on(found)),
+        runs=tuple(statuses),
+        ledgers=run_ledgers,
+        price=price_of(made_on(statuses)),
     )
 
 
-def one(status: Status, *, now: float) -> Ledger:
+def read_ledger(status: Status, *, now: float) -> Ledger:
     """The ledger of a run whose status is known."""
     made = ledger.close(read_run.records(status, now=now))
     reported = [float(r["mfu"]) for r in metrics.records(status.run_dir) if isinstance(r.get("mfu"), int | float)]
     notes = made.notes
-    if found := last_step.read(status.run_dir):
+    if found := last_step.read_last_step(status.run_dir):
         notes += (f"the last step: {found.words(now if made.live else None)} (from {found.source})",)
     return dataclasses.replace(made, mfu=statistics.fmean(reported) if reported else None, notes=notes)
 

@@ -121,7 +121,7 @@ def close(records: Records) -> Ledger:
     wall, all_ranks = line.end - line.start, records.ranks
     nodes = _nodes(line.windows, records)
     # For time before and after all attempts, use the rank's first node.
-    home = {rank: next((nodes[rank, one.attempt] for one in line.windows), "") for rank in all_ranks}
+    home = {rank: next((nodes[rank, first_window.attempt] for first_window in line.windows), "") for rank in all_ranks}
     shares = [
         Share(rank=rank, node=home[rank], attempt=span.attempt, amounts={span.account: span.end - span.start})
         for span in line.spans
@@ -135,19 +135,19 @@ def close(records: Records) -> Ledger:
         # The lost steps of an attempt are known only when the next attempt reports the step from which it continues.
         shares = _with_lost(shares, before, entries)
         shares += [
-            Share(rank=rank, node=nodes[rank, window.attempt], attempt=window.attempt, amounts=one.amounts)
-            for rank, one in entries.items()
+            Share(rank=rank, node=nodes[rank, window.attempt], attempt=window.attempt, amounts=rank_amounts.amounts)
+            for rank, rank_amounts in entries.items()
         ]
-        for rank, one in entries.items():
-            if one.step is not None:
-                before[rank] = (one.step, one.made)
+        for rank, rank_amounts in entries.items():
+            if rank_amounts.step is not None:
+                before[rank] = (rank_amounts.step, rank_amounts.made)
     spare = 0.0
     for held in line.allocations:
         seconds = (held.end - held.start) * held.spare * records.ranks_per_node
         if seconds:
             spare += seconds
             shares.append(Share(rank=("", -1), node="spare", attempt=held.attempt, amounts={Account.SPARE: seconds}))
-    held_s = sum(one.end - one.start for one in line.allocations)
+    held_s = sum(allocation.end - allocation.start for allocation in line.allocations)
     return Ledger(
         run_id=records.run_id,
         wall=wall,
@@ -155,7 +155,7 @@ def close(records: Records) -> Ledger:
         ranks=len(all_ranks),
         spare_seconds=spare,
         gpu_seconds=held_s * records.gpus,
-        detail=next((one for one in (EVENTS, METRICS, PHASES) if one in details), PHASES),
+        detail=next((detail for detail in (EVENTS, METRICS, PHASES) if detail in details), PHASES),
         notes=_notes(records, details),
         shares=tuple(shares),
         live=bool(records.now),
@@ -164,20 +164,20 @@ def close(records: Records) -> Ledger:
 
 def together(run_id: str, several: Sequence[Ledger]) -> Ledger:
     """One ledger of several runs, such as the points of a sweep. Seconds and rank-seconds are summed; wall is the mean per rank."""
-    ranks_sum = sum(one.ranks for one in several)
-    rank_seconds = sum(one.wall * one.ranks for one in several)
-    found = {one.detail for one in several}
+    ranks_sum = sum(ledger.ranks for ledger in several)
+    rank_seconds = sum(ledger.wall * ledger.ranks for ledger in several)
+    details = {ledger.detail for ledger in several}
     return Ledger(
         run_id=run_id,
         wall=rank_seconds / ranks_sum if ranks_sum else 0.0,
-        held=sum(one.held for one in several),
+        held=sum(ledger.held for ledger in several),
         ranks=ranks_sum,
-        spare_seconds=sum(one.spare_seconds for one in several),
-        gpu_seconds=sum(one.gpu_seconds for one in several),
-        detail=next((one for one in (EVENTS, METRICS, PHASES) if one in found), EVENTS),
-        notes=tuple(dict.fromkeys(note for one in several for note in one.notes)),
-        shares=tuple(share for one in several for share in one.shares),
-        live=any(one.live for one in several),
+        spare_seconds=sum(ledger.spare_seconds for ledger in several),
+        gpu_seconds=sum(ledger.gpu_seconds for ledger in several),
+        detail=next((detail for detail in (EVENTS, METRICS, PHASES) if detail in details), EVENTS),
+        notes=tuple(dict.fromkeys(note for ledger in several for note in ledger.notes)),
+        shares=tuple(share for ledger in several for share in ledger.shares),
+        live=any(ledger.live for ledger in several),
     )
 
 
@@ -186,14 +186,16 @@ def _entries(window: Window, records: Records, *, lives: bool) -> dict[Rank, Ran
     for process in records.processes:
         if process.attempt == window.attempt and window.start <= process.looked:
             mine[process.role, process.rank].append(process)
-    failures = [one for one in records.failures if one.attempt == window.attempt and one.at >= window.start]
+    failures = [ending for ending in records.failures if ending.attempt == window.attempt and ending.at >= window.start]
     # A service is stopped after the others have ended, so its end is not a failure.
-    ended = [one for one in failures if not one.alone and (one.role in records.world or one.at < window.end)]
-    failed = min((one.at for one in ended), default=None)
+    ended = [
+        ending for ending in failures if not ending.alone and (ending.role in records.world or ending.at < window.end)
+    ]
+    failed = min((ending.at for ending in ended), default=None)
     died: defaultdict[Rank, list[float]] = defaultdict(list)
     for failure in failures:
         died[failure.role, failure.rank].append(failure.at)
-    reported = next((one for one in records.reported if one.attempt == window.attempt), None)
+    reported = next((report for report in records.reported if report.attempt == window.attempt), None)
     stepped = _role_starts(window, records)
     entries = {
         rank: rank_account.entry(
@@ -224,13 +226,13 @@ def _least_communication(entries: Mapping[Rank, RankAmounts]) -> dict[str, float
     Ranks with less than half of the others' steps, such as late ones, do not count.
     """
     steps: dict[str, int] = {}
-    for (role, _), one in entries.items():
-        steps[_group_name(role)] = max(steps.get(_group_name(role), 0), one.steps)
+    for (role, _), rank_amounts in entries.items():
+        steps[_group_name(role)] = max(steps.get(_group_name(role), 0), rank_amounts.steps)
     least: dict[str, float] = {}
-    for (role, _), one in entries.items():
+    for (role, _), rank_amounts in entries.items():
         name = _group_name(role)
-        if one.steps and 2 * one.steps >= steps[name]:
-            seconds = one.amounts.get(Account.STRAGGLERS, 0.0) / one.steps
+        if rank_amounts.steps and 2 * rank_amounts.steps >= steps[name]:
+            seconds = rank_amounts.amounts.get(Account.STRAGGLERS, 0.0) / rank_amounts.steps
             least[name] = min(least.get(name, float("inf")), seconds)
     return least
 
@@ -241,14 +243,14 @@ def _adjusted_across_ranks(
     """Adjust amounts that depend on all ranks: the least communication is productive, and the time after the
     last rank is teardown.
     """
-    stops = [one.stop for one in entries.values()]
+    stops = [rank_amounts.stop for rank_amounts in entries.values()]
     known = [stop for stop in stops if stop is not None]
     last = max(known) if known and len(known) == len(stops) and failed is None and not lives else window.end
     least = _least_communication(entries)
-    found = {}
-    for rank, one in entries.items():
-        amounts = dict(one.amounts)
-        own = min(least.get(_group_name(rank[0]), 0.0) * one.steps, amounts.get(Account.STRAGGLERS, 0.0))
+    adjusted = {}
+    for rank, rank_amounts in entries.items():
+        amounts = dict(rank_amounts.amounts)
+        own = min(least.get(_group_name(rank[0]), 0.0) * rank_amounts.steps, amounts.get(Account.STRAGGLERS, 0.0))
         if own:
             amounts[Account.STRAGGLERS] -= own
             amounts[Account.PRODUCTIVE] = amounts.get(Account.PRODUCTIVE, 0.0) + own
@@ -256,8 +258,8 @@ def _adjusted_across_ranks(
         if behind > 0:
             amounts[Account.IDLE_END] -= behind
             amounts[Account.TEARDOWN] = amounts.get(Account.TEARDOWN, 0.0) + behind
-        found[rank] = dataclasses.replace(one, amounts=amounts)
-    return found
+        adjusted[rank] = dataclasses.replace(rank_amounts, amounts=amounts)
+    return adjusted
 
 
 def _with_lost(
@@ -266,19 +268,19 @@ def _with_lost(
     """The shares with repeated steps moved to the account LOST. An attempt's last steps move first."""
     lost: dict[Rank, float] = {}
     for rank, (step, made) in before.items():
-        one = entries.get(rank)
-        if one is not None and one.first is not None and one.first < step:
-            lost[rank] = (step - one.first) * made
+        rank_amounts = entries.get(rank)
+        if rank_amounts is not None and rank_amounts.first is not None and rank_amounts.first < step:
+            lost[rank] = (step - rank_amounts.first) * made
     if not lost:
         return shares
-    found = []
+    adjusted = []
     for share in reversed(shares):
         seconds = lost.get(share.rank, 0.0)
         amounts = rank_account.moved(share.amounts, seconds, Account.LOST)
         if seconds:
             lost[share.rank] -= amounts.get(Account.LOST, 0.0) - share.amounts.get(Account.LOST, 0.0)
-        found.append(dataclasses.replace(share, amounts=amounts))
-    return found[::-1]
+        adjusted.append(dataclasses.replace(share, amounts=amounts))
+    return adjusted[::-1]
 
 
 def _detail(window: Window, records: Records, entries: Mapping[Rank, RankAmounts]) -> str:
@@ -316,10 +318,10 @@ def _passed_on(event: Event) -> str:
 
 def _nodes(windows: Sequence[Window], records: Records) -> dict[tuple[Rank, int], str]:
     """The node of each rank in each attempt: from its own report, or else from its number, as ranks are laid out node by node."""
-    found = {((one.role, one.rank), one.attempt): one.node for one in records.processes}
+    nodes = {((one.role, one.rank), one.attempt): one.node for one in records.processes}
     for window in windows:
         for rank in records.ranks:
             place = rank[1] // max(1, records.ranks_per_node)
             known = window.nodes[place] if not rank[0] and place < len(window.nodes) else ""
-            found.setdefault((rank, window.attempt), known)
-    return found
+            nodes.setdefault((rank, window.attempt), known)
+    return nodes

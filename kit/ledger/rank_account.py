@@ -72,16 +72,16 @@ def entry(
     """
     end = window.end if failed is None else min(max(failed, window.start), window.end)
     after = {window.after: window.end - end}
-    mine = sorted(processes, key=lambda one: one.began)
-    if not any(one.first is not None for one in mine):
+    mine = sorted(processes, key=lambda process: process.began)
+    if not any(process.first is not None for process in mine):
         amounts = _without_steps(window.start, end, mine, reported, stepped=stepped, lives=lives)
         return RankAmounts(amounts=_summed(amounts, after), stop=None, made=0.0, step=None, first=None)
     amounts, at, stop = _sums(), window.start, end
-    for place, one in enumerate(mine):
+    for place, process in enumerate(mine):
         following = mine[place + 1] if place + 1 < len(mine) else None
-        began, stop = _lifetime(one, at, following.began if following else end, end, died)
-        _add(amounts, _restarted(began - at) if place else _before(one, at, began, stepped))
-        _add(amounts, moved(_spent(one, began, stop), _repeated_seconds(one, following), Account.LOST))
+        began, stop = _lifetime(process, at, following.began if following else end, end, died)
+        _add(amounts, _restarted(began - at) if place else _before(process, at, began, stepped))
+        _add(amounts, moved(_spent(process, began, stop), _repeated_seconds(process, following), Account.LOST))
         at = stop
     if at < end:
         _add(amounts, {Account.IDLE_END if failed is None else window.after: end - at})
@@ -92,7 +92,7 @@ def entry(
         made=_step_s(last),
         step=last.step if last.first is not None else None,
         first=first.first,
-        steps=sum(max(0, one.step - one.first) for one in mine if one.first is not None),
+        steps=sum(max(0, process.step - process.first) for process in mine if process.first is not None),
     )
 
 
@@ -132,29 +132,29 @@ def _before(one: RankProcess, at: float, began: float, stepped: float) -> Amount
     return {Account.RENDEZVOUS: waited - at, Account.IMAGE: worker - waited, Account.START: began - worker}
 
 
-def _spent(one: RankProcess, began: float, stop: float) -> Amounts:
+def _spent(process: RankProcess, began: float, stop: float) -> Amounts:
     """The lifetime of a process: the phases that it reported, and its current phase, which may be a stall."""
     length = stop - began
     amounts = _sums()
-    for name, seconds in one.spent.items():
+    for name, seconds in process.spent.items():
         amounts[_OF_PHASE.get(name, Account.UNATTRIBUTED)] += seconds
-    since = one.ended or one.since
+    since = process.ended or process.since
     left = max(0.0, stop - since)
-    if one.ended or not left:
-        return filled(amounts, length, Account.TEARDOWN if one.ended else Account.UNATTRIBUTED)
-    idle = one.looked - one.since
-    if idle > progress.limit(one.phase, one.usual or None):
+    if process.ended or not left:
+        return filled(amounts, length, Account.TEARDOWN if process.ended else Account.UNATTRIBUTED)
+    idle = process.looked - process.since
+    if idle > progress.limit(process.phase, process.usual or None):
         amounts[Account.STALL] += left
         return filled(amounts, length, Account.UNATTRIBUTED)
     seen = min(left, max(0.0, idle))
-    amounts[_OF_PHASE.get(one.phase, Account.UNATTRIBUTED)] += seen
+    amounts[_OF_PHASE.get(process.phase, Account.UNATTRIBUTED)] += seen
     # After the monitor's last look, assume that the process continued in the same proportions.
-    loop = {_OF_PHASE[name]: one.spent.get(name, 0.0) for name in (*_LOOPED, "save", "evaluate")}
+    loop = {_OF_PHASE[name]: process.spent.get(name, 0.0) for name in (*_LOOPED, "save", "evaluate")}
     ahead = left - seen
-    if one.first is not None and (summed := sum(loop.values())) > 0:
+    if process.first is not None and (summed := sum(loop.values())) > 0:
         _add(amounts, {account: seconds * ahead / summed for account, seconds in loop.items()})
     else:
-        amounts[_OF_PHASE.get(one.phase, Account.UNATTRIBUTED)] += ahead
+        amounts[_OF_PHASE.get(process.phase, Account.UNATTRIBUTED)] += ahead
     return filled(amounts, length, Account.UNATTRIBUTED)
 
 

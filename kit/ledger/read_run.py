@@ -23,11 +23,11 @@ _FILE = re.compile(r"slurm-(?P<job>[0-9]+)\.(?P<node>.+)\.[0-9]+\.spent")
 _KNOWN = {"time", "epoch", "event", "job_id", "restart", "attempt"}
 
 
-def records(one: Status, *, now: float) -> Records:
+def records(run: Status, *, now: float) -> Records:
     """Everything known about a run. now: seconds since the epoch, for a run that has not ended."""
-    run_dir = one.run_dir
+    run_dir = run.run_dir
     job = _job(unmade_points.described_in(run_dir))
-    sizes = one.facts.world_sizes
+    sizes = run.facts.world_sizes
     # Reports give the only role of a plain job an empty name.
     world = {"": sizes[PLAIN]} if list(sizes) == [PLAIN] else dict(sizes)
     events = tuple(_events(run_dir))
@@ -35,8 +35,8 @@ def records(one: Status, *, now: float) -> Records:
     total, nodes = sum(world.values()), _number(job, "nodes", 1)
     return Records(
         run_id=run_dir.name,
-        submitted=one.facts.submitted_at,
-        now=now if one.active and not ended else 0.0,
+        submitted=run.facts.submitted_at,
+        now=now if run.active and not ended else 0.0,
         ended=_cancelled(run_dir),
         closed=_closed(run_dir, after=events[-1].at) if ended else 0.0,
         world=world or {"": 1},
@@ -93,7 +93,7 @@ def _events(run_dir: Path) -> Iterable[Event]:
 
 def processes(run_dir: Path) -> list[RankProcess]:
     """The last report of each process, from all jobs and starts of the run."""
-    found: dict[tuple[str, int, float], RankProcess] = {}
+    reports: dict[tuple[str, int, float], RankProcess] = {}
     for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.spent")):
         named = _FILE.fullmatch(path.name)
         if named is None:
@@ -103,10 +103,10 @@ def processes(run_dir: Path) -> list[RankProcess]:
         except OSError:
             continue
         for line in lines:
-            one = _process(line, named["node"])
-            if one is not None:
-                found[one.role, one.rank, one.began] = one
-    return [*found.values()]
+            report = _process(line, named["node"])
+            if report is not None:
+                reports[report.role, report.rank, report.began] = report
+    return [*reports.values()]
 
 
 def _process(line: str, node: str) -> RankProcess | None:
@@ -162,25 +162,25 @@ def _reported(run_dir: Path) -> list[Reported]:
         at, attempt = _time(record.get("time")), record.get("restart")
         if not at or not isinstance(attempt, int):
             continue
-        one = attempts.setdefault(attempt, {"began": at, "first": 0.0, "last": at, "save": 0.0, "eval": 0.0})
-        one["last"] = max(one["last"], at)
+        report = attempts.setdefault(attempt, {"began": at, "first": 0.0, "last": at, "save": 0.0, "eval": 0.0})
+        report["last"] = max(report["last"], at)
         kind = record.get("kind")
         if kind == "start":
-            one["began"] = at
-        elif kind in {"step", "epoch", "outer"} and not one["first"]:
-            one["first"] = at
+            report["began"] = at
+        elif kind in {"step", "epoch", "outer"} and not report["first"]:
+            report["first"] = at
         elif kind in {"saved", "eval"}:
-            one["save" if kind == "saved" else "eval"] += _float(record.get("seconds"))
+            report["save" if kind == "saved" else "eval"] += _float(record.get("seconds"))
     return [
         Reported(
             attempt=attempt,
-            began=one["began"],
-            first=one["first"] or one["began"],
-            last=one["last"],
-            save=one["save"],
-            evaluation=one["eval"],
+            began=report["began"],
+            first=report["first"] or report["began"],
+            last=report["last"],
+            save=report["save"],
+            evaluation=report["eval"],
         )
-        for attempt, one in sorted(attempts.items())
+        for attempt, report in sorted(attempts.items())
     ]
 
 

@@ -34,23 +34,23 @@ class Cost:
         return {**asdict(self), "node_hours": round(self.node_hours, 4), "gpu_hours": round(self.gpu_hours, 4)}
 
 
-def of(plan: Plan) -> Cost:
+def compute_cost(plan: Plan) -> Cost:
     """The cost of a plan, from its batch script as sbatch reads it. ConfigError if it has no bound."""
     job, file = plan.job, plan.decisions.resolved.job_file
     options = sbatch_lines.options(plan.text_of("batch.sh"))
     nodes, limit = options.get("nodes", ""), options.get("time", "")
-    found = []
+    faults = []
     if not limit or minutes(limit) <= 0:
-        found.append(Fault(key="resources.time", problem="without a time limit, what the run may use has no bound",
+        faults.append(Fault(key="resources.time", problem="without a time limit, what the run may use has no bound",
                            hint='[resources]\n       time = "01:00:00"'))  # fmt: skip
     if job.slurm.requeue:
         problem = "Slurm may start the job again any number of times, so what the run may use has no bound"
-        found.append(Fault(key="slurm.requeue", problem=problem, hint="[retry]\n       requeue = 1"))
+        faults.append(Fault(key="slurm.requeue", problem=problem, hint="[retry]\n       requeue = 1"))
     if not nodes.isdecimal() or int(nodes) != plan.decisions.every_node or "array" in options:
         problem = "its head asks for other nodes than the job, or for an array of jobs"
-        found.append(Fault(key="slurm.template", problem=problem, hint="remove these #SBATCH lines"))
-    if found:
-        raise ConfigError.of(*found, file=file)
+        faults.append(Fault(key="slurm.template", problem=problem, hint="remove these #SBATCH lines"))
+    if faults:
+        raise ConfigError.of(*faults, file=file)
     shape = plan.decisions.node
     gpus = shape.gpus if job.slurm.exclusive else plan.allocation.gpus_per_node
     links = job.chain.times if job.chain else 1

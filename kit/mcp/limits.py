@@ -37,7 +37,7 @@ def default_file() -> Path:
     return data_folders.user_config() / FILE
 
 
-def read(file: Path, *, project: Path) -> Limits:
+def read_limits(file: Path, *, project: Path) -> Limits:
     """The limits in a file. ConfigError if there is none, or a wrong one. UsageError if it is in the project, where agents edit."""
     if file.resolve().is_relative_to(project.resolve()):
         raise UsageError(
@@ -59,17 +59,17 @@ def require_writable(limits: Limits, file: Path) -> None:
 
 def faults(limits: Limits, *, nodes: int, cluster: str, images: frozenset[str], file: str) -> list[Fault]:
     """The limits that a run exceeds by itself, whatever was spent before."""
-    found = []
+    problems = []
     if limits.max_nodes is not None and nodes > limits.max_nodes:
-        found.append(
+        problems.append(
             Fault(key="max_nodes", problem=f"the run has {nodes} nodes, and {limits.max_nodes} are allowed",
                   hint=f"resources.nodes = {limits.max_nodes}")
         )  # fmt: skip
     if limits.clusters is not None and cluster not in limits.clusters:
-        found.append(_not_allowed("clusters", "cluster", cluster, limits.clusters))
+        problems.append(_not_allowed("clusters", "cluster", cluster, limits.clusters))
     if limits.images is not None:
-        found += [_not_allowed("images", "image", one, limits.images) for one in sorted(images - {*limits.images})]
-    return [Fault(**{**vars(one), "file": file}) for one in found]
+        problems += [_not_allowed("images", "image", one, limits.images) for one in sorted(images - {*limits.images})]
+    return [Fault(**{**vars(one), "file": file}) for one in problems]
 
 
 def _not_allowed(key: str, noun: str, name: str, allowed: tuple[str, ...]) -> Fault:

@@ -15,53 +15,57 @@ from kit.ssh import run_folder_mirror as mirrors
 from kit.submission import catch_up
 
 
-def settle(one: Spent) -> Spent:
+def settle(entry: Spent) -> Spent:
     """The entry as it is now. What is not known stays as it is, and counts."""
-    run_dir = Path(one.run_dir)
+    run_dir = Path(entry.run_dir)
     try:
-        return _ended(one, run_dir) if one.state == "submitted" else _opened(one, run_dir)
+        return _ended(entry, run_dir) if entry.state == "submitted" else _opened(entry, run_dir)
     except (KitError, OSError):
-        return one
+        return entry
 
 
-def _opened(one: Spent, run_dir: Path) -> Spent:
+def _opened(entry: Spent, run_dir: Path) -> Spent:
     """An entry whose server ended before it recorded the outcome. The kit finds the run's job by its mark."""
     if mirrors.holding(run_dir):
         # The cluster may have the run although this machine does not.
-        (found,) = status.of([run_dir], queue=catch_up.queue()) if run_dir.is_dir() else (None,)
-        job = found.facts.slurm_id if found else None
-        return replace(one, state="submitted", job_id=str(job)) if job is not None else one
+        (run,) = status.read_statuses([run_dir], queue=catch_up.queue()) if run_dir.is_dir() else (None,)
+        job = run.facts.slurm_id if run else None
+        return replace(entry, state="submitted", job_id=str(job)) if job is not None else entry
     if not run_dir.is_dir():
         # The folder, and in it the intent, come before sbatch.
-        return replace(one, state="dropped")
-    (found,) = status.of([run_dir], queue=catch_up.queue())
-    if found.facts.slurm_id is not None:
-        return replace(one, state="submitted", job_id=str(found.facts.slurm_id))
-    intent = submission.read(RunPaths(run_dir).submission)
+        return replace(entry, state="dropped")
+    (run,) = status.read_statuses([run_dir], queue=catch_up.queue())
+    if run.facts.slurm_id is not None:
+        return replace(entry, state="submitted", job_id=str(run.facts.slurm_id))
+    intent = submission.read_intent(RunPaths(run_dir).submission)
     if intent is None:
         return (
-            one if RunPaths(run_dir).submission.exists() or found.job_id is not None else replace(one, state="dropped")
+            entry
+            if RunPaths(run_dir).submission.exists() or run.job_id is not None
+            else replace(entry, state="dropped")
         )
-    if submission.is_late(intent) and not submission.jobs_of(intent, env=find_host(one.cluster).env(), forgotten=True):
-        return replace(one, state="dropped")
-    return one
+    if submission.is_late(intent) and not submission.jobs_of(
+        intent, env=find_host(entry.cluster).env(), forgotten=True
+    ):
+        return replace(entry, state="dropped")
+    return entry
 
 
-def _ended(one: Spent, run_dir: Path) -> Spent:
+def _ended(entry: Spent, run_dir: Path) -> Spent:
     """A run that has closed its own record used what it ran for. Any other counts as planned."""
-    facts = run_facts.read(run_dir)
+    facts = run_facts.read_facts(run_dir)
     if not facts.started and RunPaths(run_dir).cancelled.exists():
-        (found,) = status.of([run_dir], queue=catch_up.queue())
+        (found,) = status.read_statuses([run_dir], queue=catch_up.queue())
         never = found.state == "CANCELLED" and not found.facts.started
-        return replace(one, state="ended", node_hours=0.0, gpu_hours=0.0) if never else one
+        return replace(entry, state="ended", node_hours=0.0, gpu_hours=0.0) if never else entry
     if not how_ended.is_over(run_dir, facts):
-        return one
+        return entry
     hours = _hours(run_dir)
-    if hours is None or one.node_hours <= 0:
-        return one
-    used = hours * one.nodes
+    if hours is None or entry.node_hours <= 0:
+        return entry
+    used = hours * entry.nodes
     return replace(
-        one, state="ended", node_hours=round(used, 6), gpu_hours=round(one.gpu_hours * used / one.node_hours, 6)
+        entry, state="ended", node_hours=round(used, 6), gpu_hours=round(entry.gpu_hours * used / entry.node_hours, 6)
     )
 
 

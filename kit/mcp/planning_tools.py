@@ -41,7 +41,7 @@ def rerun(
     clusters.fetch_whole(run_dir)
 
     def planned() -> Prepared:
-        return repeating.prepare(run_dir, cluster=cluster, overrides=overrides, from_step=from_step)
+        return repeating.prepare_rerun(run_dir, cluster=cluster, overrides=overrides, from_step=from_step)
 
     ready = planned()
     answer = _shown(session, ready, limits, lambda: _unchanged(ready, planned()))
@@ -53,7 +53,7 @@ def submit_run(session: AgentSession, *, plan_id: str) -> dict[str, Any]:
     limits = session.limits_to_write()
     pending = session.plans.take(plan_id, earlier=session.ledger.entries)
     ready = pending.confirmed()
-    made = ready.plan
+    plan = ready.plan
     _require_allowed(session, ready, pending.cost, limits)
     entry = spending.planned(ready, plan_id, pending.cost)
     session.ledger.reserve(entry, limits, file=session.limits_file)
@@ -63,34 +63,34 @@ def submit_run(session: AgentSession, *, plan_id: str) -> dict[str, Any]:
         # Slurm may have the job, so it counts. The next look settles it.
         raise
     except KitError:
-        session.ledger.settle(made.run_id, "dropped")
+        session.ledger.settle(plan.run_id, "dropped")
         raise
-    session.ledger.settle(made.run_id, "submitted", job_id=str(record.job_id))
+    session.ledger.settle(plan.run_id, "submitted", job_id=str(record.job_id))
     return {
-        "run": made.run_id,
+        "run": plan.run_id,
         "job_id": str(record.job_id),
-        "cluster": made.cluster,
+        "cluster": plan.cluster,
         "cost": pending.cost.as_data(),
-        "next": f"wait_for_runs with runs = [{made.run_id!r}]",
+        "next": f"wait_for_runs with runs = [{plan.run_id!r}]",
     }
 
 
 def _shown(session: AgentSession, ready: Prepared, limits: Limits, confirmed: Callable[[], Prepared]) -> dict[str, Any]:
     """The answer to a plan within all limits, which is kept."""
-    asked = cost.of(ready.plan)
+    asked = cost.compute_cost(ready.plan)
     known = _require_allowed(session, ready, asked, limits)
     plan_id = session.plans.add(Pending(ready=ready, cost=asked, confirmed=confirmed))
-    made = ready.plan
+    plan = ready.plan
     return as_data.marked(
         {
-            "name": made.job.name,
+            "name": plan.job.name,
             "job_file": str(ready.job_file),
             "images": sorted(_images(ready)),
             "warnings": [asdict(one) for one in ready.warnings],
         },
         plan_id=plan_id,
-        run=made.run_id,
-        cluster=made.cluster,
+        run=plan.run_id,
+        cluster=plan.cluster,
         cost=asked.as_data(),
         spent=known,
         next=_NEXT,

@@ -53,13 +53,13 @@ class Plans:
                 self._used[plan_id] = pending.ready.plan.run_id
                 return pending
             used = self._used.get(plan_id)
-        found = next((one for one in earlier() if one.plan == plan_id), None)
-        if found is not None:
+        entry = next((one for one in earlier() if one.plan == plan_id), None)
+        if entry is not None:
             outcome = {"dropped": "nothing was submitted", "planned": "whether Slurm has taken it is not known yet"}
-            said = outcome.get(found.state, f"Slurm has taken it as job {found.job_id}")
-            problem = f"{plan_id} was used already, for run {found.run}: {said}"
+            said = outcome.get(entry.state, f"Slurm has taken it as job {entry.job_id}")
+            problem = f"{plan_id} was used already, for run {entry.run}: {said}"
             raise RunError(
-                problem, hint="plan_job, for another run" if found.state != "planned" else f"run_status {found.run}"
+                problem, hint="plan_job, for another run" if entry.state != "planned" else f"run_status {entry.run}"
             )
         if used is not None:
             raise RunError(f"{plan_id} was used already, and run {used} was not submitted", hint="plan_job")

@@ -19,7 +19,7 @@ def names(run_dir: Path, *, rank: int | None = None, role: str | None = None) ->
     return [logs.name_of(run_dir, path) for path in logs.sources(run_dir, wanted)]
 
 
-def read(run_dir: Path, name: str, *, offset: int | None, most: int, project: Path) -> dict[str, Any]:
+def read_log_part(run_dir: Path, name: str, *, offset: int | None, most: int, project: Path) -> dict[str, Any]:
     """Bytes of a log from `offset`, or its last ones without it. `text` has its control characters escaped.
 
     most: bytes, MOST_BYTES at most. RunError for an unknown log, and for one that is a link out of the project.

@@ -11,7 +11,7 @@ from kit.errors import RunError
 from kit.files import untrusted_files
 from kit.mcp import as_data, find_own, run_tools
 from kit.mcp.session import AgentSession
-from kit.record.manifest import read
+from kit.record.manifest import read_manifest
 from kit.schema.run_paths import RunPaths
 
 JSON, MARKDOWN = "application/json", "text/markdown"
@@ -45,7 +45,7 @@ def content(session: AgentSession, uri: str) -> tuple[str, str]:
     name, kind = found.groups()
     run_dir = find_own.find_run(name, to=f"read its {kind}")
     if kind == "manifest":
-        data = as_data.marked(read(RunPaths(run_dir).manifest).model_dump(mode="json"))
+        data = as_data.marked(read_manifest(RunPaths(run_dir).manifest).model_dump(mode="json"))
     else:
         data = {
             "status": run_tools.run_status(session, run=run_dir.name),

@@ -12,7 +12,7 @@ from kit.comparison import recorded_run
 from kit.comparison.compare import compare
 from kit.errors import RunError
 from kit.hosts import clusters
-from kit.hosts import status as of
+from kit.hosts import status as host_status
 from kit.hosts.status import Status
 from kit.mcp import as_data, find_own
 from kit.mcp import read_log as log
@@ -56,7 +56,7 @@ def read_log(
         of_rank = "" if rank is None else f" of rank {rank}"
         raise RunError(f"run {run_dir.name} has no log{of_rank} yet", hint=f"run_status {run_dir.name}")
     name = log_name or names[0]
-    found = log.read(run_dir, name, offset=offset, most=most_bytes, project=session.project)
+    found = log.read_log_part(run_dir, name, offset=offset, most=most_bytes, project=session.project)
     text = found.pop("text")
     return {**found, "logs": [as_data.text(one) for one in log.names(run_dir)[:100]], as_data.FIELD: {"text": text}}
 
@@ -64,7 +64,7 @@ def read_log(
 def compare_runs(session: AgentSession, *, a: str, b: str) -> dict[str, Any]:
     """The differences of two runs, the most important first."""
     both = [_status(name, to="compare it") for name in (a, b)]
-    made = compare(*(recorded_run.read(one, explain(one)) for one in both))
+    made = compare(*(recorded_run.read_run(one, explain(one)) for one in both))
     return as_data.marked(made.model_dump(mode="json"))
 
 
@@ -75,9 +75,9 @@ def list_runs(session: AgentSession, *, newest: int) -> dict[str, Any]:
     spent = {one.run for one in session.ledger.entries()}
     keys = ("run", "job_id", "state", "exit_code", "cluster", "nodes", "elapsed", "image", "rerun_of", "submitted_at")
     rows = []
-    for one in reversed(mine[-newest:]):
-        row = asdict(shown.listed(one))
-        rows.append({**{key: row[key] for key in keys}, "by_agent": one.run_dir.name in spent})
+    for run in reversed(mine[-newest:]):
+        row = asdict(shown.listed(run))
+        rows.append({**{key: row[key] for key in keys}, "by_agent": run.run_dir.name in spent})
     return as_data.marked(rows, count=len(mine))
 
 
@@ -90,7 +90,7 @@ def cancel_run(session: AgentSession, *, run: str) -> dict[str, Any]:
             f"run {run_dir.name} was not submitted by kit mcp, and {session.limits_file} allows to cancel own runs only",
             hint='ask the user, who may write: cancel = "mine"',
         )
-    (one,) = of.of([run_dir], queue=catch_up.queue())
-    if one.active:
-        cancelling.cancel([one], host=clusters.host_of_run(run_dir))
-    return {"run": as_data.text(run_dir.name), "was": one.state, "cancelled": one.active}
+    (target,) = host_status.read_statuses([run_dir], queue=catch_up.queue())
+    if target.active:
+        cancelling.cancel([target], host=clusters.host_of_run(run_dir))
+    return {"run": as_data.text(run_dir.name), "was": target.state, "cancelled": target.active}

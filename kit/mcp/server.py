@@ -27,7 +27,7 @@ _INSTRUCTIONS = (
 
 def serve(session: AgentSession) -> None:
     """Serve until the client closes stdin."""
-    asyncio.run(_serve(made(session)))
+    asyncio.run(_serve(make_server(session)))
 
 
 async def _serve(server: Server[Any]) -> None:
@@ -35,7 +35,7 @@ async def _serve(server: Server[Any]) -> None:
         await server.run(reading, writing, server.create_initialization_options())
 
 
-def made(session: AgentSession) -> Server[Any]:
+def make_server(session: AgentSession) -> Server[Any]:
     """The server of a session."""
 
     async def list_tools(_context: Any, _params: Any) -> types.ListToolsResult:
@@ -50,15 +50,15 @@ def made(session: AgentSession) -> Server[Any]:
         return types.CallToolResult(content=[text], structured_content=answer, is_error=failed)
 
     async def list_resources(_context: Any, _params: Any) -> types.ListResourcesResult:
-        found = [types.Resource(uri=uri, name=name, mime_type=kind) for uri, (name, kind) in resources.FIXED.items()]
-        return types.ListResourcesResult(resources=found)
+        entries = [types.Resource(uri=uri, name=name, mime_type=kind) for uri, (name, kind) in resources.FIXED.items()]
+        return types.ListResourcesResult(resources=entries)
 
     async def list_templates(_context: Any, _params: Any) -> types.ListResourceTemplatesResult:
-        found = [
+        templates = [
             types.ResourceTemplate(uri_template=uri, name=name, mime_type=resources.JSON)
             for uri, name in resources.TEMPLATES.items()
         ]
-        return types.ListResourceTemplatesResult(resource_templates=found)
+        return types.ListResourceTemplatesResult(resource_templates=templates)
 
     async def read_resource(_context: Any, params: Any) -> types.ReadResourceResult:
         try:

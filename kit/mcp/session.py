@@ -34,8 +34,8 @@ class AgentSession:
         return SpendingRecord(self.project / _RUNS, settle=outcomes.settle)
 
     def limits(self) -> Limits:
-        """The limits as they are now; errors as in `limits.read`."""
-        return limiting.read(self.limits_file, project=self.project)
+        """The limits as they are now; errors as in `limits.read_limits`."""
+        return limiting.read_limits(self.limits_file, project=self.project)
 
     def limits_to_write(self) -> Limits:
         """The same for what submits or cancels: ConfigError in read-only mode."""

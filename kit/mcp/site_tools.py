@@ -18,28 +18,28 @@ from kit.schema.cluster import Cluster
 def cluster_info(session: AgentSession, *, name: str | None) -> dict[str, Any]:
     """The clusters of the project, their nodes and QOS rows; the user's limits, and what was spent."""
     names = [name] if name else data_folders.names("clusters", project_dir=session.project)
-    found = {one: _cluster(session, one) for one in names}
+    clusters = {one: _cluster(session, one) for one in names}
     try:
         limits: object = session.limits().model_dump(mode="json")
     except (ConfigError, UsageError) as error:
         limits = as_data.error(error)
     spent = spending.totals(session.ledger.entries(), now=time.time())
-    return as_data.marked(found, limits=limits, limits_file=str(session.limits_file), spent=spent)
+    return as_data.marked(clusters, limits=limits, limits_file=str(session.limits_file), spent=spent)
 
 
 def _cluster(session: AgentSession, name: str) -> dict[str, Any]:
     entry = data_folders.find("clusters", name, project_dir=session.project)
     try:
-        made = config.load_model(entry.path, Cluster)
+        cluster = config.load_model(entry.path, Cluster)
     except ConfigError as error:
         return as_data.error(error)
     return {
-        "description": made.description,
-        "node": made.node.model_dump(mode="json"),
-        "qos": {row: one.model_dump(mode="json", exclude_none=True) for row, one in made.qos.items()},
-        "default_qos": made.default_qos,
-        "runtime": made.container.runtime,
-        "over_ssh": made.ssh is not None,
+        "description": cluster.description,
+        "node": cluster.node.model_dump(mode="json"),
+        "qos": {row: one.model_dump(mode="json", exclude_none=True) for row, one in cluster.qos.items()},
+        "default_qos": cluster.default_qos,
+        "runtime": cluster.container.runtime,
+        "over_ssh": cluster.ssh is not None,
         "up": find_host(name).is_up(),
     }
 

@@ -109,15 +109,15 @@ class SpendingRecord:
             raise RunError(problem, hint="end the other `kit mcp`, or wait") from None
 
     def _settled(self) -> list[Spent]:
-        found = []
+        entries = []
         for one in self._read():
             now = one
             if one.state in {"planned", "submitted"} and not one.is_under_way:
                 now = self._settle(one)
                 if now != one:
                     self._append(now)
-            found.append(now)
-        return found
+            entries.append(now)
+        return entries
 
     def _read(self) -> list[Spent]:
         """The newest line of each run. RunError if the file is not this user's alone: then anybody could have written it."""
@@ -129,7 +129,7 @@ class SpendingRecord:
             problem = f"{self.path}: not a file that only you may write"
             raise RunError(problem, hint=f"look at it, then: chmod 600 {self.path}")
         newest: dict[str, Spent] = {}
-        for line in json_lines.read(untrusted_files.read_bytes(self.path, most=_MOST_BYTES)):
+        for line in json_lines.parse_records(untrusted_files.read_bytes(self.path, most=_MOST_BYTES)):
             try:
                 one = Spent(**line)
             except TypeError:
@@ -137,13 +137,13 @@ class SpendingRecord:
             newest[one.run] = one
         return [*newest.values()]
 
-    def _append(self, one: Spent) -> None:
+    def _append(self, entry: Spent) -> None:
         """Add a line, on disk before this returns. A line that a kill left incomplete is ended first."""
         handle = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             size = os.fstat(handle).st_size
             torn = size and os.pread(handle, 1, size - 1) != b"\n"
-            os.write(handle, (b"\n" if torn else b"") + json.dumps(asdict(one)).encode() + b"\n")
+            os.write(handle, (b"\n" if torn else b"") + json.dumps(asdict(entry)).encode() + b"\n")
             os.fsync(handle)
         finally:
             os.close(handle)
@@ -165,7 +165,7 @@ def totals(known: Sequence[Spent], *, now: float) -> dict[str, dict[str, float]]
 def over(known: Sequence[Spent], cost: Cost | Spent, limits: Limits, *, now: float) -> list[Fault]:
     """The budgets that a run would exceed."""
     spent = totals(known, now=now)
-    found = []
+    faults = []
     for unit, asked in (("gpu_hours", cost.gpu_hours), ("node_hours", cost.node_hours)):
         for span, suffix in (("last_24_hours", "per_day"), ("in_all", "in_all")):
             limit, used = getattr(limits, f"{unit}_{suffix}"), spent[span][unit]
@@ -174,5 +174,5 @@ def over(known: Sequence[Spent], cost: Cost | Spent, limits: Limits, *, now: flo
                     f"the run may use {asked:.6g} {unit.replace('_', '-')}, and {max(0.0, limit - used):.6g} are left: "
                     f"{used:.6g} of {limit:.6g} {'in 24 hours' if suffix == 'per_day' else 'in all'} are spent"
                 )
-                found.append(Fault(key=f"{unit}_{suffix}", problem=problem, hint="fewer nodes or less resources.time"))
-    return found
+                faults.append(Fault(key=f"{unit}_{suffix}", problem=problem, hint="fewer nodes or less resources.time"))
+    return faults

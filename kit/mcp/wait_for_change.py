@@ -39,65 +39,65 @@ async def wait(
     lost = set[Path]()
     while True:
         asked = time.monotonic()
-        found = await asyncio.to_thread(status.of, run_dirs, queue=session.recent.about(_jobs(run_dirs)))
-        news = [event for one in found for event in _news(session, one, on, gone=one.run_dir in lost)]
-        lost = {one.run_dir for one in found if one.state == "LOST"}
+        runs = await asyncio.to_thread(status.read_statuses, run_dirs, queue=session.recent.about(_jobs(run_dirs)))
+        news = [event for run in runs for event in _news(session, run, on, gone=run.run_dir in lost)]
+        lost = {run.run_dir for run in runs if run.state == "LOST"}
         left = began + timeout_s - time.monotonic()
         if news or left <= 0:
-            return _answer(found, news, timed_out=not news)
+            return _answer(runs, news, timed_out=not news)
         before = _records(run_dirs)
         while time.monotonic() < min(asked + _ASK_S, began + timeout_s) and _records(run_dirs) == before:
             if time.monotonic() - told_at >= _TELL_S:
                 told_at = time.monotonic()
-                active = sum(one.active or one.state == UNKNOWN for one in found)
-                await progress(told_at - began, timeout_s, f"{active} of {len(found)} runs have not ended")
+                active = sum(run.active or run.state == UNKNOWN for run in runs)
+                await progress(told_at - began, timeout_s, f"{active} of {len(runs)} runs have not ended")
             await asyncio.sleep(_LOOK_S)
 
 
 def _jobs(run_dirs: Sequence[Path]) -> dict[str, list[list[JobId]]]:
     """Cluster -> the jobs of each run that has not closed its record."""
-    found: dict[str, list[list[JobId]]] = {}
+    by_cluster: dict[str, list[list[JobId]]] = {}
     for run_dir in run_dirs:
-        facts = run_facts.read(run_dir)
+        facts = run_facts.read_facts(run_dir)
         if not how_ended.is_over(run_dir, facts):
             jobs = [job for job in (facts.slurm_id, *facts.links) if job is not None]
-            found.setdefault(facts.cluster, []).append(jobs)
-    return found
+            by_cluster.setdefault(facts.cluster, []).append(jobs)
+    return by_cluster
 
 
 def _records(run_dirs: Sequence[Path]) -> list[tuple[object, ...]]:
     """What the runs' own records say: it changes when there may be news."""
     every: list[tuple[object, ...]] = []
     for run_dir in run_dirs:
-        facts = run_facts.read(run_dir)
+        facts = run_facts.read_facts(run_dir)
         stalls = sum(event["event"] == "stall" for event in run_facts.events(run_dir))
         every.append((facts.started, facts.restarts, facts.exit_code, how_ended.is_over(run_dir, facts), stalls))
     return every
 
 
-def _news(session: AgentSession, one: Status, on: tuple[Event, ...], *, gone: bool) -> list[dict[str, Any]]:
+def _news(session: AgentSession, run: Status, on: tuple[Event, ...], *, gone: bool) -> list[dict[str, Any]]:
     """The events of a run that this session has not told. gone: the run was lost at the look before, too."""
     news = []
-    if one.state in {UNKNOWN, "SUBMITTED"}:
+    if run.state in {UNKNOWN, "SUBMITTED"}:
         return []
-    for event in happened(one, on, now=time.time(), gone=gone):
-        key = f"{one.run_dir}/{event.key}"
+    for event in happened(run, on, now=time.time(), gone=gone):
+        key = f"{run.run_dir}/{event.key}"
         ended = event.event in {"fail", "end"}
         if ended or key not in session.told:
             session.told.add(key)
             news.append(
                 {
-                    "run": one.run_dir.name,
+                    "run": run.run_dir.name,
                     "event": "end" if ended else event.event,
-                    "state": one.state,
-                    "exit_code": one.exit_code,
+                    "state": run.state,
+                    "exit_code": run.exit_code,
                 }
             )
     return news
 
 
-def _answer(found: Sequence[Status], news: list[dict[str, Any]], *, timed_out: bool) -> dict[str, Any]:
+def _answer(runs: Sequence[Status], news: list[dict[str, Any]], *, timed_out: bool) -> dict[str, Any]:
     states = [
-        {"run": one.run_dir.name, "state": one.state, "exit_code": one.exit_code, "reason": one.reason} for one in found
+        {"run": one.run_dir.name, "state": one.state, "exit_code": one.exit_code, "reason": one.reason} for one in runs
     ]
     return as_data.marked({"news": news, "runs": states}, timed_out=timed_out, count=len(news))

@@ -242,16 +242,16 @@ def _statements(handler: Node) -> Iterator[Node]:
 
 def _requeues(parts: list[Node]) -> bool:
     """Whether a handler puts the job back into the queue, and does nothing else that the kit would not do."""
-    found = False
+    requeues = False
     for part in parts:
         if not part.is_named or part.type == "comment" or prints(part):
             continue
         names = [text_of(word) for command in commands_of(part) for word in words_of(command)[:2]]
         if names[:2] == ["scontrol", "requeue"]:
-            found = True
+            requeues = True
         elif not names or names[0] not in ("kill", "wait", "exit", "sleep"):
             return False
-    return found
+    return requeues
 
 
 def _function(node: Node, read: ScriptState, places: Places) -> None:

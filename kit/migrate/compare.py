@@ -11,7 +11,7 @@ from kit.migrate.report import Migration
 from kit.planning import rank_files, sbatch_header, steps
 from kit.planning.plan import Plan
 from kit.schema import sbatch_lines
-from kit.submission.prepare_run import prepare
+from kit.submission.prepare_run import prepare_job
 
 _SHOWN = ("--nodes=", "--ntasks-per-node=", "--cpus-per-task=", "--mem=", "--gpus-per-node=", "--gres=")
 
@@ -19,18 +19,18 @@ _SHOWN = ("--nodes=", "--ntasks-per-node=", "--cpus-per-task=", "--mem=", "--gpu
 def compare(text: str, job_file: Path, cluster: str | None, report: Migration) -> None:
     """Write the differences into the report. A job that cannot be planned gives the faults instead, and is not whole."""
     try:
-        made = prepare(job_file, cluster=cluster, overrides=[], containers=False).plan
+        plan = prepare_job(job_file, cluster=cluster, overrides=[], containers=False).plan
     except ConfigError as error:
         report.open += [f"the job is refused on this cluster: {line}" for line in str(error).splitlines() if line]
     except KitError as error:
         report.open.append(f"the job was not rendered: {error}")
     else:
-        report.differences += [*_of_header(text, made), *_of_ranks(made, report)]
+        report.differences += [*_of_header(text, plan), *_of_ranks(plan, report)]
 
 
-def _of_ranks(made: Plan, report: Migration) -> Iterator[str]:
+def _of_ranks(plan: Plan, report: Migration) -> Iterator[str]:
     """How srun starts the ranks, how they meet, and the variables that cluster and launcher add."""
-    decided = made.decisions
+    decided = plan.decisions
     words = steps.role_step(decided, decided.main)
     yield f"srun: {' '.join(takewhile(lambda word: word.startswith('--'), words[1:]))}"
     yield f"rendezvous: {decided.job.rendezvous or 'static'}, at the job's first node; logs: {decided.paths.output}"
@@ -40,11 +40,11 @@ def _of_ranks(made: Plan, report: Migration) -> Iterator[str]:
     added = {name: value for name, value in env.items() if mine.get(name) != value}
     if added:
         yield f"environment: added by the cluster and the launcher: {' '.join(f'{n}={v}' for n, v in added.items())}"
-    yield from (f"warning: {fault}" for fault in made.warnings)
+    yield from (f"warning: {fault}" for fault in plan.warnings)
 
 
-def _of_header(text: str, made: Plan) -> Iterator[str]:
-    script = next(file.text for file in made.files if file.name == "batch.sh")
+def _of_header(text: str, plan: Plan) -> Iterator[str]:
+    script = next(file.text for file in plan.files if file.name == "batch.sh")
     mine = {name: value for name, _, value in (option[2:].partition("=") for option in sbatch_header.header(script))}
     asked = sbatch_lines.options(text)
     sizes = " ".join(option for option in sbatch_header.header(script) if option.startswith(_SHOWN))

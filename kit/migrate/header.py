@@ -37,16 +37,16 @@ class HeaderOptions:
     chdir: tuple[str, Places] | None = None
 
 
-def read(text: str, report: Migration, job: dict[str, Any]) -> HeaderOptions:
+def read_header(text: str, report: Migration, job: dict[str, Any]) -> HeaderOptions:
     """Write the header's keys into the job, with an entry for each line."""
     lines = list(_lines(text))
-    last = {name: (number, place) for number, _, options in lines for place, (name, _) in enumerate(options)}
+    last = {name: (number, position) for number, _, options in lines for position, (name, _) in enumerate(options)}
     counts: dict[str, str] = {}
     chdir: tuple[str, Places] | None = None
     for number, places, options in lines:
-        for place, (name, value) in enumerate(options):
+        for position, (name, value) in enumerate(options):
             shown = f"--{name}={value}" if value else f"--{name}"
-            if last[name] != (number, place) and name not in _SEVERAL:
+            if last[name] != (number, position) and name not in _SEVERAL:
                 places.out(f"{shown}: the header gives --{name} again further down, and Slurm takes the last")
             elif "$" in value and name != "job-name":
                 places.unread(f"{shown}: Slurm does not expand variables here: it gets the text itself")

@@ -26,19 +26,19 @@ _BY_THE_KIT = (
 )
 
 
-def read(path: Path, text: str) -> Migration:
+def read_script(path: Path, text: str) -> Migration:
     """The report on a script, with the job's keys. Runs nothing."""
     script = reading.begin(path, text)
     root = bash_tree.parse(text)
     script.job["name"] = sbatch_lines.name_of(path.stem)
-    found = header.read(text, script.report, script.job)
-    read_sizes = sbatch_sizes.read(found.counts, script.job["resources"])
+    options = header.read_header(text, script.report, script.job)
+    read_sizes = sbatch_sizes.read_sizes(options.counts, script.job["resources"])
     script.sizes = script.variables.sizes = read_sizes
     script.values.known |= read_sizes.slurm_variables()
     script.report.refused += read_sizes.problems
     script.lines.assigned |= set(names_in_lines.set_by(root))
-    if found.chdir:
-        folder, places = found.chdir
+    if options.chdir:
+        folder, places = options.chdir
         before_ranks.to_folder(folder, f"--chdir={folder}", script, places)
     any_program = not any(steps.starts_ranks(one, any_program=False) for one in commands_of(root))
     for node in root.children:

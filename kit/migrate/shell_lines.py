@@ -95,14 +95,14 @@ class ShellLines:
 
     def write(self, job: dict[str, Any]) -> None:
         """Write the tables into the job. Its [env] holds in [once] and the like, so what it says is not said again there."""
-        said = {re.split("=", text, maxsplit=1)[0].removeprefix("export ") for text in self._texts("setup")}
+        setup_names = {re.split("=", text, maxsplit=1)[0].removeprefix("export ") for text in self._texts("setup")}
         for table in self.tables:
             lines = [
                 one.line() if isinstance(one, _Constant) else one
                 for one in self.tables[table]
                 if not isinstance(one, _Constant)
                 or table == "setup"
-                or one.name in said | self.set_in.get("setup", set())
+                or one.name in setup_names | self.set_in.get("setup", set())
                 or job["env"].get(one.name) != one.value
             ]
             if table == "setup":

@@ -75,7 +75,7 @@ def split(words: Sequence[str]) -> tuple[list[tuple[str, str]], list[str]]:
     return option_words.split(words, short=_SHORT, flags=_FLAGS)
 
 
-def read(words: Sequence[str], step: StepOptions) -> list[str]:
+def read_options(words: Sequence[str], step: StepOptions) -> list[str]:
     """Write the options' keys; return the words of the program. UnreadError for an option without a place."""
     options, rest = split(words)
     for name, value in options:

@@ -177,7 +177,7 @@ def _command(command: Node, read: ScriptState, places: Places, *, in_loop: bool)
         step = srun_options.StepOptions(
             job=read.job, sizes=read.sizes, report=read.report, places=places, nodes=1 if in_loop else read.sizes.nodes
         )
-        rest = srun_options.read(rest[1:], step)
+        rest = srun_options.read_options(rest[1:], step)
     start = programs.ProgramStart(job=read.job, sizes=read.sizes, places=places, in_step=in_step, folder=read.folder)
     _program(rest, start, read)
 

@@ -131,15 +131,15 @@ def value(node: Node, values: ScriptValues) -> str:  # noqa: PLR0911 - one answe
 def _string(node: Node, values: ScriptValues) -> str:
     """The text between double quotes. Blanks between two expansions belong to no child, so the gaps are read from the text."""
     raw, begin = node.text or b"", node.start_byte
-    done, place = "", 1
+    done, offset = "", 1
     for child in node.children:
         if not child.is_named:
             continue
-        done += raw[place : child.start_byte - begin].decode()
-        place = child.end_byte - begin
+        done += raw[offset : child.start_byte - begin].decode()
+        offset = child.end_byte - begin
         is_text = child.type == "string_content"
         done += _ESCAPED.sub(r"\1", text_of(child).replace("\\\n", "")) if is_text else value(child, values)
-    return done + raw[place:-1].decode()
+    return done + raw[offset:-1].decode()
 
 
 def _expansion(text: str, values: ScriptValues) -> str:

@@ -33,7 +33,7 @@ def migrate(script: Path, *, output: Path | None, cluster: str | None, force: bo
         raise UsageError(
             f"{there[0]}: the file exists already", hint="--force writes over it, -o FOLDER writes elsewhere"
         )
-    report = read_script.read(script, text)
+    report = read_script.read_script(script, text)
     _validate(report)
     folder.mkdir(parents=True, exist_ok=True)
     if report.outcome == "refused":

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from kit.config import load_model
 from kit.errors import KitError
-from kit.hosts import status as of
+from kit.hosts import status as host_status
 from kit.notices.send_once import tell
 from kit.record import secret
 from kit.schema.job import Job
@@ -19,7 +19,7 @@ _PATIENCE_S = 10.0
 
 def main(run_dir: Path) -> None:
     """Send a run's notices for the events that it recorded, to the URLs that `kit submit` stored in its folder."""
-    one = of.of_record(run_dir)
+    one = host_status.of_record(run_dir)
     job = load_model(RunPaths(run_dir).job, Job)
     tell(one, job.notify.on, secret.read_urls(run_dir), say=lambda line: print(f"notice: {line}"), patience=_PATIENCE_S)
 

@@ -19,7 +19,7 @@ Say = Callable[[str], None]
 
 
 def tell(
-    one: Status,
+    run: Status,
     on: Sequence[Event],
     urls: Mapping[str, str],
     *,
@@ -32,18 +32,18 @@ def tell(
     urls: variable name -> URL. say: called with one line for each attempt. gone: whether Slurm has lost the job (see `happened`).
     """
     now = time.time()
-    for event in happened(one, on, now=now, gone=gone):
-        if not _mine(one.run_dir, event.key):
+    for event in happened(run, on, now=now, gone=gone):
+        if not _mine(run.run_dir, event.key):
             continue
         if now - event.at > STALE_S:
-            say(f"{one.run_dir.name}: {event.event} was too long ago to be told")
+            say(f"{run.run_dir.name}: {event.event} was too long ago to be told")
             continue
-        title, body = text(one, event.event)
+        title, body = text(run, event.event)
         took = send.send(
-            urls, event.event, title, body, hide=list(secret.read(one.run_dir).values()), patience=patience
+            urls, event.event, title, body, hide=list(secret.read_secrets(run.run_dir).values()), patience=patience
         )
         for name, well in took.items():
-            say(f"{one.run_dir.name}: {event.event}: {name} {'was told' if well else 'could not be told'}")
+            say(f"{run.run_dir.name}: {event.event}: {name} {'was told' if well else 'could not be told'}")
 
 
 def _mine(run_dir: Path, key: str) -> bool:

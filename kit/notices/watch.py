@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kit.config import load_model
 from kit.errors import KitError, SlurmError
-from kit.hosts import status as of
+from kit.hosts import status as host_status
 from kit.hosts.host import Queue
 from kit.hosts.status import Status
 from kit.notices.happened import STALE_S
@@ -45,23 +45,23 @@ class Watcher:
     def look(self, run_dirs: Sequence[Path]) -> list[Status]:
         """Check the runs once and send their notices. Return the runs that have not ended."""
         try:
-            found = of.of(run_dirs, queue=self.queue)
+            found = host_status.read_statuses(run_dirs, queue=self.queue)
         except SlurmError as error:
             # A controller that restarts is back soon, and the runs continue without it.
             self.say(error.message)
-            return of.of(run_dirs, queue=lambda _: {})
+            return host_status.read_statuses(run_dirs, queue=lambda _: {})
         return [one for one in found if not self._over(one)]
 
-    def _over(self, one: Status) -> bool:
-        told = self._whom(one.run_dir)
+    def _over(self, run: Status) -> bool:
+        recipients = self._whom(run.run_dir)
         gone = False
-        if one.state == "LOST":
-            gone = time.monotonic() - self._gone.setdefault(one.run_dir, time.monotonic()) >= _GONE_S
+        if run.state == "LOST":
+            gone = time.monotonic() - self._gone.setdefault(run.run_dir, time.monotonic()) >= _GONE_S
         else:
-            self._gone.pop(one.run_dir, None)
-        if told is not None:
-            tell(one, told.on, told.urls, say=self.say, gone=gone)
-        return not one.active and (one.state not in {"LOST", "SUBMITTED"} or gone)
+            self._gone.pop(run.run_dir, None)
+        if recipients is not None:
+            tell(run, recipients.on, recipients.urls, say=self.say, gone=gone)
+        return not run.active and (run.state not in {"LOST", "SUBMITTED"} or gone)
 
     def _whom(self, run_dir: Path) -> Told | None:
         """The events and URLs of a run, read once. An error is printed once; then the result is None."""
@@ -81,7 +81,7 @@ def whom(run_dir: Path) -> Told | None:
     job = load_model(RunPaths(run_dir).job, Job)
     if not job.notify.on:
         return None
-    made = of.of_record(run_dir).manifest
+    made = host_status.of_record(run_dir).manifest
     urls = secret.urls(job, job_dir=Path(made.job_file).parent, job_file=made.job_file)
     send.check(urls, file=made.job_file)
     return Told(on=job.notify.on, urls=urls)
@@ -89,7 +89,7 @@ def whom(run_dir: Path) -> Told | None:
 
 def lately(folders: list[Path], queue: Queue) -> list[Path]:
     """The runs that have not ended, or ended within the last hour."""
-    found = of.of_facts(find_runs.find_all(folders), queue=queue)
+    found = host_status.of_facts(find_runs.find_all(folders), queue=queue)
     return [one.run_dir for one in found if one.active or time.time() - _changed(one.run_dir) < STALE_S]
 
 

@@ -74,13 +74,13 @@ def _length(head: bytes) -> int | None:
 @cache
 def _table() -> tuple[int, ...]:
     """CRC-32C (Castagnoli), byte by byte: RFC 3720, appendix B.4."""
-    found = []
+    table = []
     for byte in range(256):
         crc = byte
         for _ in range(8):
             crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
-        found.append(crc)
-    return tuple(found)
+        table.append(crc)
+    return tuple(table)
 
 
 def _crc32c(data: bytes) -> int:
@@ -115,15 +115,15 @@ def _is_scalar(value: int | bytes) -> bool:
 
 def _scalar(value: int | bytes) -> tuple[str, float]:
     """Tag and number of a Summary.Value: tag 1, simple_value 2, tensor 8; an empty tag if it is no scalar."""
-    tag, found = "", None
+    tag, scalar = "", None
     for number, kind, field in protobuf.fields(value if isinstance(value, bytes) else b""):
         if number == 1 and isinstance(field, bytes):
             tag = field.decode(errors="replace")
         elif number == 2:
-            found = protobuf.number(kind, field)
+            scalar = protobuf.number(kind, field)
         elif number == 8 and isinstance(field, bytes):
-            found = _tensor(field)
-    return (tag, found) if found is not None else ("", 0.0)
+            scalar = _tensor(field)
+    return (tag, scalar) if scalar is not None else ("", 0.0)
 
 
 def _tensor(message: bytes) -> float | None:

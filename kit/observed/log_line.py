@@ -80,7 +80,7 @@ class Line:
     explicit: bool = False
 
 
-def read(text: str) -> Line | None:
+def read_line(text: str) -> Line | None:
     """The figures of a line, without its end; None if it has none."""
     text = _COLOUR.sub("", text[:MOST_CHARACTERS]).strip() if "\x1b" in text else text[:MOST_CHARACTERS].strip()
     if not _DIGIT.search(text):
@@ -95,31 +95,31 @@ def read(text: str) -> Line | None:
 
 def _of_bar(text: str) -> Line | None:
     """A progress bar; without a label if it is of something else than training."""
-    found = _BAR.search(text) or _ENDLESS_BAR.search(text) if "[" in text else None
-    if found is None and "it/s" in text:
-        found = _RICH_BAR.search(text)
-    if found is None:
+    bar = _BAR.search(text) or _ENDLESS_BAR.search(text) if "[" in text else None
+    if bar is None and "it/s" in text:
+        bar = _RICH_BAR.search(text)
+    if bar is None:
         return None
-    before = text[: found.start()].partition("%|")[0].rstrip(" 0123456789")
+    before = text[: bar.start()].partition("%|")[0].rstrip(" 0123456789")
     if _NOT_TRAINING.search(before):
         return Line()
-    named = _Words().line(before + text[len(before) : found.start()].partition("%|")[0].rpartition(":")[0])
+    named = _Words().line(before + text[len(before) : bar.start()].partition("%|")[0].rpartition(":")[0])
     epoch = named.epoch if named else None
-    if epoch is not None and found.re is _RICH_BAR:
+    if epoch is not None and bar.re is _RICH_BAR:
         # Lightning counts from 0 here.
         epoch += 1
-    values = _Words().line(found["more"] or "")
-    rate = number(found["rate"])
+    values = _Words().line(bar["more"] or "")
+    rate = number(bar["rate"])
     speed = {}
-    if rate and "/s" in found["unit"]:
+    if rate and "/s" in bar["unit"]:
         speed = {"steps_per_second": rate}
     elif rate:
         speed = {"steps_per_second": 1 / rate}
-    took = sum(int(part or 0) * 60**place for place, part in enumerate(reversed(found["took"].split(":")[-4:])))
+    took = sum(int(part or 0) * 60**place for place, part in enumerate(reversed(bar["took"].split(":")[-4:])))
     return Line(
         label="progress bar, by epoch" if epoch is not None else "progress bar",
-        step=int(found["step"]),
-        total=int(found["total"]) if "total" in found.groupdict() else None,
+        step=int(bar["step"]),
+        total=int(bar["total"]) if "total" in bar.groupdict() else None,
         epoch=epoch,
         bar=float(took),
         values={**(values.values if values else {}), **speed},

@@ -29,16 +29,16 @@ def records(run_dir: Path | str) -> list[Record]:
 
     A metric that several sources have comes from the first of: TensorBoard, W&B, metrics.csv, trainer_state.json, the log.
     """
-    found: list[Record] = []
+    rows: list[Record] = []
     taken: set[str] = {_STEP, SOURCE}
     figures = [*_figures(Path(run_dir), whole=True)]
-    for _, group in groupby(figures, key=lambda one: one.source.partition(",")[0]):
-        own = [record for one in group for record in one.records(SOURCE)]
+    for _, group in groupby(figures, key=lambda file: file.source.partition(",")[0]):
+        own = [record for file in group for record in file.records(SOURCE)]
         names = {name for record in own for name in record} - taken
-        found += [record for one in own if (record := _of_names(one, names)).keys() & names]
+        rows += [record for file in own if (record := _of_names(file, names)).keys() & names]
         taken |= names
     # A log with steps alone tells where the run is.
-    return found or [record for one in figures for record in one.records(SOURCE)]
+    return rows or [record for file in figures for record in file.records(SOURCE)]
 
 
 def latest(run_dir: Path) -> list[Figures]:
@@ -57,8 +57,8 @@ def _figures(run_dir: Path, *, whole: bool) -> Iterator[Figures]:
         return
     from kit.observed import run_log, tracker_files
 
-    yield from tracker_files.read(run_dir, since=_first_start(run_dir) - _EARLY_S)
-    log = run_log.read(run_dir, whole=whole)
+    yield from tracker_files.read_trackers(run_dir, since=_first_start(run_dir) - _EARLY_S)
+    log = run_log.read_log(run_dir, whole=whole)
     if log is not None:
         yield log
 
@@ -67,7 +67,7 @@ def _first_start(run_dir: Path) -> float:
     """Seconds since the epoch; 0 if it is not known. Older files in the workspace were submitted with it."""
     try:
         with untrusted_files.open_regular(RunPaths(run_dir).events) as source:
-            first = next(iter(json_lines.read(source.read(_EVENT_BYTES).rpartition(b"\n")[0])), {})
+            first = next(iter(json_lines.parse_records(source.read(_EVENT_BYTES).rpartition(b"\n")[0])), {})
     except OSError:
         return 0.0
     return float(str(first["epoch"])) if json_lines.is_usable_number(first.get("epoch")) else 0.0

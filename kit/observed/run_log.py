@@ -35,7 +35,7 @@ _BY_EPOCH = frozenset({f"{_BAR}, by epoch", '"epoch E [n/N]"'})
 _WEAK = frozenset({'"epoch N"', '"batch N"', _BAR, f"{_BAR}, by epoch"})
 
 
-def read(run_dir: Path, *, whole: bool) -> Figures | None:
+def read_log(run_dir: Path, *, whole: bool) -> Figures | None:
     """The figures in the log of the rank that reports most; None if no log has any.
 
     whole: of the whole run, for curves; else of its end, for the last step.
@@ -62,14 +62,14 @@ def _chosen(run_dir: Path) -> Path | None:
     """The log with most figures at its end, of the first and last ranks: some programs report on rank 0, others on the last."""
     logs = RunPaths(run_dir).logs
     try:
-        found = sorted((path for path in logs.glob("**/*.log") if _is_program(path.name)), key=_order)
+        paths = sorted((path for path in logs.glob("**/*.log") if _is_program(path.name)), key=_order)
     except OSError:
         return None
-    if len(found) > _MOST_LOGS:
-        found = [*found[: _MOST_LOGS // 2], *found[-_MOST_LOGS // 2 :]]
-    if len(found) == 1:
-        return found[0]
-    counts = [(_figures(path), path) for path in found]
+    if len(paths) > _MOST_LOGS:
+        paths = [*paths[: _MOST_LOGS // 2], *paths[-_MOST_LOGS // 2 :]]
+    if len(paths) == 1:
+        return paths[0]
+    counts = [(_figures(path), path) for path in paths]
     most = max((count for count, _ in counts), default=0)
     return next((path for count, path in counts if count and count > most / 2), None)
 
@@ -113,41 +113,41 @@ def _lines(source: BinaryIO, spans: Sequence[tuple[int, int]]) -> Iterator[Line]
         found = _BREAK.split(source.read(end - start))
         size = os.fstat(source.fileno()).st_size
         for text in found[start > 0 : len(found) - (end < size)]:
-            if text and (one := log_line.read(text[: log_line.MOST_CHARACTERS].decode(errors="replace"))):
+            if text and (one := log_line.read_line(text[: log_line.MOST_CHARACTERS].decode(errors="replace"))):
                 yield one
 
 
 def _learned(lines: Sequence[Line]) -> tuple[str, list[tuple[int, dict[str, float]]]]:
     """What the steps are read from, and the points."""
-    counts = Counter(one.label for one in lines if one.label)
+    counts = Counter(line.label for line in lines if line.label)
     if not counts:
         return "", []
     # A counter of steps is better than a bar, and a bar better than epochs; of several the most frequent.
     strong = [label for label in counts if label not in _WEAK]
     bars = [label for label in counts if label.startswith(_BAR)]
-    label = max(strong or bars or counts, key=lambda one: counts[one])
+    label = max(strong or bars or counts, key=lambda name: counts[name])
     total = _longest_bar(lines) if label == _BAR else None
 
-    def is_main(one: Line) -> bool:
-        return one.label == label and (total is None or one.total == total)
+    def is_main(line: Line) -> bool:
+        return line.label == label and (total is None or line.total == total)
 
-    steps = _over_epochs([one for one in lines if is_main(one)], by_epoch=label in _BY_EPOCH)
+    steps = _over_epochs([line for line in lines if is_main(line)], by_epoch=label in _BY_EPOCH)
     furthest = max(steps, default=0)
     main, points, waiting, at = iter(steps), Points(), dict[str, float](), -1
-    for one in lines:
-        if is_main(one):
+    for line in lines:
+        if is_main(line):
             at = next(main)
-            points.add(at, {**waiting, **one.values})
+            points.add(at, {**waiting, **line.values})
             waiting = {}
-        elif one.label in strong and one.step is not None and one.step <= furthest and label not in _BY_EPOCH:
+        elif line.label in strong and line.step is not None and line.step <= furthest and label not in _BY_EPOCH:
             # Another line about the same steps: of the validation, for example.
-            points.add(one.step, one.values)
-        elif not one.label and one.values and (one.explicit or at >= 0):
+            points.add(line.step, line.values)
+        elif not line.label and line.values and (line.explicit or at >= 0):
             # A line about the step that a bar shows next, or about the step before.
-            if one.explicit and label == _BAR:
-                waiting |= one.values
+            if line.explicit and label == _BAR:
+                waiting |= line.values
             else:
-                points.add(max(at, 0), one.values)
+                points.add(max(at, 0), line.values)
     if waiting:
         points.add(max(at, 0), waiting)
     return label, points.take()
@@ -162,8 +162,8 @@ def _longest_bar(lines: Sequence[Line]) -> int | None:
 
 def _over_epochs(lines: Sequence[Line], *, by_epoch: bool) -> list[int]:
     """The step of each line since the beginning of the run. Some programs count them from 0 in each epoch."""
-    steps = [one.step or 0 for one in lines]
-    epochs = [one.epoch for one in lines]
+    steps = [line.step or 0 for line in lines]
+    epochs = [line.epoch for line in lines]
     pairs = [*zip(steps, epochs, strict=True)]
     again = any(
         step < before and epoch is not None and last is not None and epoch > last
@@ -172,5 +172,5 @@ def _over_epochs(lines: Sequence[Line], *, by_epoch: bool) -> list[int]:
     if not by_epoch and not again:
         return steps
     base = min(1, int(next((epoch for epoch in epochs if epoch is not None), 1)))
-    length = max((one.total for one in lines if one.total), default=0) or max(steps, default=0)
+    length = max((line.total for line in lines if line.total), default=0) or max(steps, default=0)
     return [step + max(0, int(epoch or base) - base) * length for step, epoch in pairs]

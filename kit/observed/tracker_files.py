@@ -32,28 +32,28 @@ _MOST_ENTRIES, _MOST_DEPTH = 20_000, 8
 _MOST_FILES = 8
 
 
-def read(run_dir: Path, *, since: float) -> Iterator[Figures]:
+def read_trackers(run_dir: Path, *, since: float) -> Iterator[Figures]:
     """The figures of each file, tracker by tracker, the older files first. since: seconds since the epoch; older files, and points
     in files, are of an earlier run.
     """
-    found = _find(run_dir, since)
-    for path in found["tensorboard"]:
-        if one := event_file.read_file(path, name=path.relative_to(run_dir).as_posix(), since=since):
-            yield one
-    for path in found["wandb"]:
-        if one := wandb_file.read_file(path, name=path.relative_to(run_dir).as_posix(), since=since):
-            yield one
-    for path in found["csv"][-1:]:
-        if one := tables.read_csv(path, name=path.relative_to(run_dir).as_posix()):
-            yield one
-    for path in found["state"][-1:]:
-        if one := tables.read_trainer_state(path, name=path.relative_to(run_dir).as_posix()):
-            yield one
+    files = _find(run_dir, since)
+    for path in files["tensorboard"]:
+        if figures := event_file.read_file(path, name=path.relative_to(run_dir).as_posix(), since=since):
+            yield figures
+    for path in files["wandb"]:
+        if figures := wandb_file.read_file(path, name=path.relative_to(run_dir).as_posix(), since=since):
+            yield figures
+    for path in files["csv"][-1:]:
+        if figures := tables.read_csv(path, name=path.relative_to(run_dir).as_posix()):
+            yield figures
+    for path in files["state"][-1:]:
+        if figures := tables.read_trainer_state(path, name=path.relative_to(run_dir).as_posix()):
+            yield figures
 
 
 def _find(run_dir: Path, since: float) -> dict[str, list[Path]]:
     """Kind -> the newest files of it, the oldest first."""
-    found: defaultdict[str, list[tuple[float, Path]]] = defaultdict(list)
+    by_kind: defaultdict[str, list[tuple[float, Path]]] = defaultdict(list)
     folders, left = deque([(run_dir, 0)]), _MOST_ENTRIES
     while folders and left > 0:
         folder, depth = folders.popleft()
@@ -67,11 +67,11 @@ def _find(run_dir: Path, since: float) -> dict[str, list[Path]]:
                     elif (kind := _kind(entry.name)) and entry.is_file(follow_symlinks=False):
                         changed = entry.stat(follow_symlinks=False).st_mtime
                         if changed >= since:
-                            found[kind].append((changed, Path(entry.path)))
+                            by_kind[kind].append((changed, Path(entry.path)))
         except OSError:
             continue
     return defaultdict(
-        list, {kind: [path for _, path in sorted(files)[-_MOST_FILES:]] for kind, files in found.items()}
+        list, {kind: [path for _, path in sorted(files)[-_MOST_FILES:]] for kind, files in by_kind.items()}
     )
 
 

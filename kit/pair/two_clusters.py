@@ -53,7 +53,7 @@ def asked_for(job: Path, clusters: Sequence[str], overrides: Sequence[str]) -> b
     return isinstance(table, Mapping) and table.get("across") is True
 
 
-def prepare(
+def prepare_pair(
     job: Path,
     clusters: Sequence[str],
     *,
@@ -73,21 +73,21 @@ def prepare(
     now = now or datetime.now(UTC)
     stem = f"{resolved.job.name}-{now:%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
     ids, token = [f"{stem}-{name}" for name in clusters], secrets.token_hex(32)
-    made = []
-    for index, (one, (nodes, first_group, groups)) in enumerate(zip(sources, shares, strict=True)):
+    halves = []
+    for index, (source, (nodes, first_group, groups)) in enumerate(zip(sources, shares, strict=True)):
         keys = {
             "resources": {"nodes": nodes},
             "diloco": {
                 "groups": groups,
                 "first_group": first_group,
-                "relay": f"{(one.place.relay or relay).host}:{port}",
+                "relay": f"{(source.place.relay or relay).host}:{port}",
             },
         }
-        own = one.resolve(keys, label=f"--cluster {','.join(clusters)}")
-        plan = prepare_run.prepare_resolved(own, one.job_file, containers=containers, now=now, run_id=ids[index])
-        made.append(replace(plan, partner=Partner(run_id=ids[1 - index], token=token)))
-    _require_equal_groups(made)
-    return TwoRuns(first=made[0], second=made[1], relay=relay, port=port)
+        own = source.resolve(keys, label=f"--cluster {','.join(clusters)}")
+        plan = prepare_run.prepare_resolved(own, source.job_file, containers=containers, now=now, run_id=ids[index])
+        halves.append(replace(plan, partner=Partner(run_id=ids[1 - index], token=token)))
+    _require_equal_groups(halves)
+    return TwoRuns(first=halves[0], second=halves[1], relay=relay, port=port)
 
 
 def _relay_of(sources: Sequence[Sources]) -> RelayRules:
@@ -118,16 +118,19 @@ def split(job: Job, *, file: str) -> list[tuple[int, int, int]]:
     return [(here * span, 0, units * each), ((units - here) * span, here * each, units * each)]
 
 
-def _require_equal_groups(made: Sequence[Prepared]) -> None:
+def _require_equal_groups(halves: Sequence[Prepared]) -> None:
     """ConfigError where a group of one cluster has more ranks: the batch is shared out over equal groups."""
-    sizes = [{role.world_size for role in one.plan.roles if role.name.startswith("replica-")} for one in made]
+    sizes = [{role.world_size for role in one.plan.roles if role.name.startswith("replica-")} for one in halves]
     if sizes[0] != sizes[1]:
         ranks = [", ".join(map(str, sorted(one))) for one in sizes]
-        names = [one.plan.cluster for one in made]
+        names = [one.plan.cluster for one in halves]
         problem = f"a group has {ranks[0]} ranks on {names[0]} and {ranks[1]} on {names[1]}"
         raise ConfigError.of(
             Fault(
-                file=made[0].resolved.job_file, key="resources.gpus_per_node", problem=problem, hint="gpus_per_node = 1"
+                file=halves[0].resolved.job_file,
+                key="resources.gpus_per_node",
+                problem=problem,
+                hint="gpus_per_node = 1",
             )
         )
 
@@ -137,37 +140,37 @@ def submit_pair(pair: TwoRuns, *, say: Callable[[Prepared, Manifest], None]) -> 
 
     say: called with each run after both were submitted.
     """
-    for one in pair.runs:
-        submit.make_ready(one)
+    for run in pair.runs:
+        submit.make_ready(run)
     sent: list[tuple[Prepared, Manifest]] = []
     try:
         with lone_halves.both_or_none() as about_to_submit:
-            for one in pair.runs:
-                about_to_submit(one.host, one.folder)
-                sent.append((one, submit.submit(one, ready=True)))
-                if one is pair.first:
-                    pair_relay.start(one.folder, pair.relay, pair.port, env=one.env)
+            for run in pair.runs:
+                about_to_submit(run.host, run.folder)
+                sent.append((run, submit.submit(run, ready=True)))
+                if run is pair.first:
+                    pair_relay.start(run.folder, pair.relay, pair.port, env=run.env)
     except BaseException:
-        for one, made in sent:
-            if one.host.shares_files:
-                client.cancel_each([made.job_id] if made.job_id is not None else [], env=one.env)
-                _note_cancelled(one.folder)
-        for one in pair.runs:
-            _say_cancelled(one, submitted=any(one is other for other, _ in sent))
+        for run, manifest in sent:
+            if run.host.shares_files:
+                client.cancel_each([manifest.job_id] if manifest.job_id is not None else [], env=run.env)
+                _note_cancelled(run.folder)
+        for run in pair.runs:
+            _say_cancelled(run, submitted=any(run is other for other, _ in sent))
         raise
-    for one, made in sent:
-        say(one, made)
+    for run, manifest in sent:
+        say(run, manifest)
 
 
-def _say_cancelled(one: Prepared, *, submitted: bool) -> None:
+def _say_cancelled(run: Prepared, *, submitted: bool) -> None:
     """Print whether a half is cancelled. Over ssh, a half may exist although its submit failed."""
-    if not one.host.shares_files and lone_halves.is_noted(one.host, one.folder):
+    if not run.host.shares_files and lone_halves.is_noted(run.host, run.folder):
         print(
-            f"kit: {one.plan.run_id}: the next command that reaches {one.plan.cluster} cancels it, if it is there",
+            f"kit: {run.plan.run_id}: the next command that reaches {run.plan.cluster} cancels it, if it is there",
             file=sys.stderr,
         )
     elif submitted:
-        print(f"kit: {one.plan.run_id}: cancelled, as the other half was not submitted", file=sys.stderr)
+        print(f"kit: {run.plan.run_id}: cancelled, as the other half was not submitted", file=sys.stderr)
 
 
 def _note_cancelled(run_dir: Path) -> None:

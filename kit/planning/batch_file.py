@@ -40,55 +40,55 @@ AVOID_DIR = ".avoid"
 _PORT_BASE = 20_000
 
 
-def batch_script(made: Decisions) -> str:
+def batch_script(decisions: Decisions) -> str:
     """The batch script. ConfigError when the user's template cannot be rendered.
 
     A script that is not the kit's runs below one of the kit (`foreign_script`).
     """
-    text = users_script(made)
+    text = users_script(decisions)
     if text is None:
-        return render(DEFAULT, _variables(made))
+        return render(DEFAULT, _variables(decisions))
     if own_batch_script.is_of_the_kit(text):
         return text
-    return render(FOREIGN, foreign_script.variables(made, text))
+    return render(FOREIGN, foreign_script.variables(decisions, text))
 
 
-def foreign(made: Decisions) -> str | None:
+def foreign(decisions: Decisions) -> str | None:
     """The user's batch script if it is not the kit's own, perhaps changed; None if it is, or if there is none."""
-    text = users_script(made)
+    text = users_script(decisions)
     return None if text is None or own_batch_script.is_of_the_kit(text) else text
 
 
-def users_script(made: Decisions) -> str | None:
+def users_script(decisions: Decisions) -> str | None:
     """The batch script that `[slurm] template` names, rendered; None without one."""
-    if made.resolved.template is None:
+    if decisions.resolved.template is None:
         return None
-    file, text = made.resolved.template
+    file, text = decisions.resolved.template
     if not own_batch_script.is_template(text):
         return text
-    return _rendered(text, {**_stable(made), **parts.variables(made), **_variables(made)}, file=file)
+    return _rendered(text, {**_stable(decisions), **parts.variables(decisions), **_variables(decisions)}, file=file)
 
 
-def _variables(made: Decisions) -> dict[str, Any]:
+def _variables(decisions: Decisions) -> dict[str, Any]:
     """The variables of the kit's own template."""
-    head = {"sbatch": sbatch_options(made), "explained": [*explanation(made)]}
-    return {**head, **_settings(made), **_steps(made)}
+    head = {"sbatch": sbatch_options(decisions), "explained": [*explanation(decisions)]}
+    return {**head, **_settings(decisions), **_steps(decisions)}
 
 
-def _settings(made: Decisions) -> dict[str, Any]:
+def _settings(decisions: Decisions) -> dict[str, Any]:
     """The settings of the batch script."""
-    job, unpacks = made.job, made.resolved.cluster.container.pyxis_unpacks
+    job, unpacks = decisions.job, decisions.resolved.cluster.container.pyxis_unpacks
     return {
-        "run_dir": made.site.run_dir,
-        "snapshot": made.site.snapshot.folder if made.site.snapshot else "",
-        "tree": made.site.snapshot.tree if made.site.snapshot else "",
-        "code": parts.code_digest(made),
+        "run_dir": decisions.site.run_dir,
+        "snapshot": decisions.site.snapshot.folder if decisions.site.snapshot else "",
+        "tree": decisions.site.snapshot.tree if decisions.site.snapshot else "",
+        "code": parts.code_digest(decisions),
         "job_name": job.name,
-        "images": [word for pin in made.pins.distinct for word in (pin.image, pin.digest)],
+        "images": [word for pin in decisions.pins.distinct for word in (pin.image, pin.digest)],
         "runtime": job.container.runtime,
         "pyxis_unpacks": {None: "", True: "yes", False: "no"}[unpacks],
-        "nodes": made.allocation.nodes,
-        "world": world_text(made.world_sizes),
+        "nodes": decisions.allocation.nodes,
+        "world": world_text(decisions.world_sizes),
         "debug": job.debug,
         "heartbeat": job.monitor.heartbeat,
         "lead": job.slurm.lead,
@@ -107,47 +107,47 @@ def _settings(made: Decisions) -> dict[str, Any]:
         "stall": job.watch.limit if job.monitor.enabled else "",
         "on_stall": job.watch.on_stall,
         "patience": job.watch.patience,
-        "avoid_dir": f"{made.site.runs_dir}/{AVOID_DIR}",
-        "inherit": tuple(dict.fromkeys((*job.inherit, *site_shell.carried(made)))),
-        "outlives": made.outlives,
+        "avoid_dir": f"{decisions.site.runs_dir}/{AVOID_DIR}",
+        "inherit": tuple(dict.fromkeys((*job.inherit, *site_shell.carried(decisions)))),
+        "outlives": decisions.outlives,
     }
 
 
-def _steps(made: Decisions) -> dict[str, Any]:
+def _steps(decisions: Decisions) -> dict[str, Any]:
     """The steps that the batch script starts."""
     return {
-        "step_argv": steps.role_step(made, made.main),
-        "roles": [{"facts": r.facts(), "env": r.env(), "argv": steps.role_step(made, r)} for r in made.roles],
-        "step_groups": steps.step_groups(made),
-        "signal_argv": steps.signal_step(made),
-        "evidence_argv": steps.evidence_step(made),
-        "monitor_argv": steps.monitor_step(made),
-        "preflight_argv": steps.preflight_step(made),
-        "probe_argv": steps.probe_step(made),
-        "stage_argv": steps.stage_step(made),
+        "step_argv": steps.role_step(decisions, decisions.main),
+        "roles": [{"facts": r.facts(), "env": r.env(), "argv": steps.role_step(decisions, r)} for r in decisions.roles],
+        "step_groups": steps.step_groups(decisions),
+        "signal_argv": steps.signal_step(decisions),
+        "evidence_argv": steps.evidence_step(decisions),
+        "monitor_argv": steps.monitor_step(decisions),
+        "preflight_argv": steps.preflight_step(decisions),
+        "probe_argv": steps.probe_step(decisions),
+        "stage_argv": steps.stage_step(decisions),
         # For templates that were ejected before parts had constants.
-        "image_chain": steps.image_chain(made),
-        "container_argv": steps.container_step(made),
-        "parts": parts.called_parts(made),
-        "constants": parts.constants(made),
+        "image_chain": steps.image_chain(decisions),
+        "container_argv": steps.container_step(decisions),
+        "parts": parts.called_parts(decisions),
+        "constants": parts.constants(decisions),
     }
 
 
-def _stable(made: Decisions) -> dict[str, Any]:
+def _stable(decisions: Decisions) -> dict[str, Any]:
     """The variables named in STABLE."""
-    table = made.job.rl or made.job.sft
+    table = decisions.job.rl or decisions.job.sft
     offline = table.hub_offline if table else False
     return {
-        "job_name": made.job.name,
-        "project_dir": str(made.resolved.project),
-        "output_dir": str(made.site.run_dir),
-        "config_dir": f"{made.site.run_dir}/configs",
-        "num_train_nodes": table.num_train_nodes if table else made.allocation.nodes,
+        "job_name": decisions.job.name,
+        "project_dir": str(decisions.resolved.project),
+        "output_dir": str(decisions.site.run_dir),
+        "config_dir": f"{decisions.site.run_dir}/configs",
+        "num_train_nodes": table.num_train_nodes if table else decisions.allocation.nodes,
         "num_infer_nodes": sum(one.nodes for one in table.servers().values()) if table else 0,
-        "gpus_per_node": made.allocation.gpus_per_node,
+        "gpus_per_node": decisions.allocation.gpus_per_node,
         "hub_offline": offline,
         "hf_hub_offline": offline,
-        "num_nodes": made.allocation.nodes,
+        "num_nodes": decisions.allocation.nodes,
     }
 
 

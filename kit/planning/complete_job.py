@@ -35,7 +35,7 @@ def completed(resolved: Resolved, site: Site) -> Resolved:
         problem = f"runtime {runtime} gives a job no capabilities: only bubblewrap can, to root"
         hint = 'runtime = "bubblewrap", or remove the line'
         raise ConfigError.of(Fault(key="container.capabilities", problem=problem, hint=hint), file=resolved.job_file)
-    made = {
+    choices = {
         "resources": _resources(resolved),
         "slurm": job.slurm.model_copy(update={"lead": _lead(resolved)}),
         "inherit": tuple(dict.fromkeys((*resolved.cluster.inherit, *job.inherit))),
@@ -45,7 +45,7 @@ def completed(resolved: Resolved, site: Site) -> Resolved:
         "container": job.container.model_copy(update={"runtime": runtime}),
         "image": _image(resolved),
     }
-    return replace(resolved, job=job.model_copy(update=made))
+    return replace(resolved, job=job.model_copy(update=choices))
 
 
 def _image(resolved: Resolved) -> str | ImageChoice | None:

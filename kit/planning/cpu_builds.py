@@ -15,26 +15,26 @@ _FOR_GPUS = {"train-cpu": "train-gpu", "frameworks-cpu": "frameworks-gpu"}
 _OTHER_GPU_PACKAGES = ("cupy-", "jax-cuda", "jax-rocm", "nvidia-cublas", "nvidia-cuda-runtime", "tensorflow")
 
 
-def check(made: Decisions) -> None:
+def check(decisions: Decisions) -> None:
     """ConfigError for each image with a CPU build of torch, in a job whose ranks get GPUs. Only an image with a lock is checked."""
-    faults = {fault.key: fault for fault in _faults(made)}
+    faults = {fault.key: fault for fault in _faults(decisions)}
     if faults:
-        raise ConfigError.of(*faults.values(), file=made.resolved.job_file)
+        raise ConfigError.of(*faults.values(), file=decisions.resolved.job_file)
 
 
-def _faults(made: Decisions) -> Iterator[Fault]:
-    for placed in made.roles:
-        lock = made.pins.of(placed).lock
+def _faults(decisions: Decisions) -> Iterator[Fault]:
+    for placed in decisions.roles:
+        lock = decisions.pins.find_pin(placed).lock
         build = cpu_build(lock.packages) if lock and placed.role.gpus != () else None
-        if lock is None or build is None or (not made.computes_with_torch(placed) and _has_other(lock.packages)):
+        if lock is None or build is None or (not decisions.computes_with_torch(placed) and _has_other(lock.packages)):
             continue
-        gpus = made.allocation.gpus_per_node
+        gpus = decisions.allocation.gpus_per_node
         key = f"roles.{placed.name}.image" if placed.role.image else "image"
         yield Fault(
             key=key,
             problem=f"{lock.name!r} has torch {build}, a build for CPUs, and the job asks for {gpus} "
             f"GPU{'' if gpus == 1 else 's'} on each node",
-            hint=f"{_image_for_gpus(key, lock.name)}; or {_on_cpus(made, placed)}",
+            hint=f"{_image_for_gpus(key, lock.name)}; or {_on_cpus(decisions, placed)}",
         )
 
 
@@ -54,11 +54,11 @@ def _image_for_gpus(key: str, name: str) -> str:
     return f"kit build-image {other}, then --set {key}={other}" if other else "an image whose torch is built for GPUs"
 
 
-def _on_cpus(made: Decisions, placed: RolePlacement) -> str:
-    job = made.job
+def _on_cpus(decisions: Decisions, placed: RolePlacement) -> str:
+    job = decisions.job
     if placed.name in job.roles:
         return f"--set 'roles.{placed.name}.gpus=[]' for a role that needs none"
     if job.rl is not None or job.sft is not None:
         return f"--set {'sft' if job.rl is None else 'rl'}.gpus_per_node=0 to use CPUs"
-    ranks = made.allocation.ranks_per_node
+    ranks = decisions.allocation.ranks_per_node
     return f"--set resources.gpus_per_node=0 --set resources.ranks_per_node={ranks} to use CPUs"

@@ -20,25 +20,25 @@ _ANSWER = frozenset(("parsable", "quiet", "verbose"))
 _OUTPUTS = ("output", "error")
 
 
-def variables(made: Decisions, text: str) -> dict[str, Any]:
+def variables(decisions: Decisions, text: str) -> dict[str, Any]:
     """The variables of templates/core/bin/foreign.sh for a script."""
     asked = sbatch_lines.options(text)
     chdir = asked.get("chdir", "")
     return {
-        "sbatch": [*_header(made, text, asked)],
-        "run_dir": made.site.run_dir,
-        "tree": made.site.snapshot.tree if made.site.snapshot else "",
-        "code": code_digest(made),
+        "sbatch": [*_header(decisions, text, asked)],
+        "run_dir": decisions.site.run_dir,
+        "tree": decisions.site.snapshot.tree if decisions.site.snapshot else "",
+        "code": code_digest(decisions),
         "digest": hashlib.sha256(text.encode()).hexdigest(),
-        "folder": chdir if chdir.startswith("/") else f"{made.paths.workspace}/{chdir}".rstrip("/"),
-        "submit_dir": made.paths.workspace,
-        "args": made.job.args if _is_job(made) else (),
+        "folder": chdir if chdir.startswith("/") else f"{decisions.paths.workspace}/{chdir}".rstrip("/"),
+        "submit_dir": decisions.paths.workspace,
+        "args": decisions.job.args if _is_job(decisions) else (),
     }
 
 
-def advice(made: Decisions, text: str) -> Iterator[Fault]:
+def advice(decisions: Decisions, text: str) -> Iterator[Fault]:
     """What only the kit's own batch script does, and a folder that is not the run's copy."""
-    file, written = made.resolved.template or ("", "")
+    file, written = decisions.resolved.template or ("", "")
     problem = (
         "this script runs as it is: without checks of the nodes, a log of each rank, the monitor, the stall watch, retries, and "
         "the kit's save before the time limit"
@@ -54,15 +54,15 @@ def advice(made: Decisions, text: str) -> Iterator[Fault]:
         yield Fault(file=file, key="--chdir", problem=problem, hint="remove the option")
 
 
-def _is_job(made: Decisions) -> bool:
+def _is_job(decisions: Decisions) -> bool:
     """Whether the script is all of the job, so that words after `--` are its arguments."""
-    return made.job.command == (made.job.slurm.template,)
+    return decisions.job.command == (decisions.job.slurm.template,)
 
 
-def _header(made: Decisions, text: str, asked: dict[str, str]) -> Iterator[str]:
+def _header(decisions: Decisions, text: str, asked: dict[str, str]) -> Iterator[str]:
     """The header of the kit's script: what the script does not say, then its own lines, then what has to be different."""
     sized = not sbatch_lines.SIZES.isdisjoint(asked)
-    own = [option for option in salloc_options(made) if not _is_said(option, asked, sized=sized)]
+    own = [option for option in salloc_options(decisions) if not _is_said(option, asked, sized=sized)]
     yield from own
     for line in sbatch_lines.lines(text):
         names = {name for name, _ in line.options}
@@ -71,7 +71,7 @@ def _header(made: Decisions, text: str, asked: dict[str, str]) -> Iterator[str]:
             yield from [words] if not line.after_command and words else []
         else:
             yield from (_option(name, value) for name, value in line.options if name not in _ANSWER)
-    yield from _changed(made, asked)
+    yield from _changed(decisions, asked)
 
 
 def _is_said(option: str, asked: dict[str, str], *, sized: bool) -> bool:
@@ -80,9 +80,9 @@ def _is_said(option: str, asked: dict[str, str], *, sized: bool) -> bool:
     return name in asked or (sized and name in sbatch_lines.SIZES)
 
 
-def _changed(made: Decisions, asked: dict[str, str]) -> Iterator[str]:
+def _changed(decisions: Decisions, asked: dict[str, str]) -> Iterator[str]:
     """Options that replace the script's own: Slurm takes the last of several."""
-    folder = made.resolved.job_dir
+    folder = decisions.resolved.job_dir
     if chdir := asked.get("chdir"):
         folder /= chdir
         yield _option("chdir", str(folder))
@@ -90,15 +90,15 @@ def _changed(made: Decisions, asked: dict[str, str]) -> Iterator[str]:
         if value := asked.get(name):
             yield _option(name, str(folder / value))
     if "output" not in asked:
-        yield _option("output", str(made.paths.output))
+        yield _option("output", str(decisions.paths.output))
     # A job that Slurm queues again keeps what it has written.
     if "open-mode" not in asked:
         yield "--open-mode=append"
-    if made.site.avoid and asked.get("exclude"):
-        yield _option("exclude", ",".join((asked["exclude"], *made.site.avoid)))
+    if decisions.site.avoid and asked.get("exclude"):
+        yield _option("exclude", ",".join((asked["exclude"], *decisions.site.avoid)))
     # From the command line, above the script. The lines of a template stand: they may say more than the job.
-    resources = made.job.resources
-    if made.resolved.template is None or own_batch_script.is_template(made.resolved.template[1]):
+    resources = decisions.job.resources
+    if decisions.resolved.template is None or own_batch_script.is_template(decisions.resolved.template[1]):
         return
     if "nodes" in asked and asked["nodes"].isdigit() and int(asked["nodes"]) != resources.nodes:
         yield _option("nodes", str(resources.nodes))

@@ -50,25 +50,29 @@ _KINDS = {
 }
 
 
-def check(made: Decisions) -> None:
+def check(decisions: Decisions) -> None:
     """ConfigError if the ranks of a role would each start a launcher that does not know of the others."""
-    if faults := [fault for placed in made.roles for fault in _faults(made, placed)]:
-        raise ConfigError.of(*faults, file=made.resolved.job_file)
+    if faults := [fault for placed in decisions.roles for fault in _faults(decisions, placed)]:
+        raise ConfigError.of(*faults, file=decisions.resolved.job_file)
 
 
-def _faults(made: Decisions, placed: RolePlacement) -> Iterator[Fault]:
+def _faults(decisions: Decisions, placed: RolePlacement) -> Iterator[Fault]:
     of_role = placed.role.command is not None
-    if placed.scripts != placed.name or not (of_role or made.job.command is not None or made.job.module is not None):
+    if placed.scripts != placed.name or not (
+        of_role or decisions.job.command is not None or decisions.job.module is not None
+    ):
         return
-    env = {**made.job.env, **placed.role.env}
-    for started in program_of(program_words(made, placed), made.job.python):
+    env = {**decisions.job.env, **placed.role.env}
+    for started in program_of(program_words(decisions, placed), decisions.job.python):
         kind = _kind(started)
         # One process may start as many as it likes, and so may each server. But an srun in a step waits for the step's own CPUs.
         alone = (placed.world_size == 1 or placed.role.policy == "service") and started.name != "srun"
         if kind is None or alone or _joins(kind, started, env):
             continue
-        key = f"roles.{placed.name}.command" if of_role else "command" if made.job.command is not None else "module"
-        yield Fault(key=key, problem=_problem(started, placed), hint=_hint(made, placed, kind, started))
+        key = (
+            f"roles.{placed.name}.command" if of_role else "command" if decisions.job.command is not None else "module"
+        )
+        yield Fault(key=key, problem=_problem(started, placed), hint=_hint(decisions, placed, kind, started))
 
 
 def _kind(started: Started) -> _Kind | None:
@@ -91,9 +95,9 @@ def _problem(started: Started, placed: RolePlacement) -> str:
     return f"{started.name} starts ranks, and this job starts it {count} times, once {per}: {count} separate trainings"
 
 
-def _hint(made: Decisions, placed: RolePlacement, kind: _Kind, started: Started) -> str:
+def _hint(decisions: Decisions, placed: RolePlacement, kind: _Kind, started: Started) -> str:
     by_torchrun = kind.instead in ("torchrun", "accelerate")
-    same = kind.instead in ("srun", made.job.launcher) or (by_torchrun and placed.shape == "torchrun")
+    same = kind.instead in ("srun", decisions.job.launcher) or (by_torchrun and placed.shape == "torchrun")
     lines = [f"launcher = {toml(kind.instead)}"] if placed.plain and not same else []
     lines += ['shape = "torchrun"'] if by_torchrun and not placed.plain and placed.shape != "torchrun" else []
     lines.append(_own_program(started.words) or "in command only the words of the program itself")

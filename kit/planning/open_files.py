@@ -14,25 +14,27 @@ _OWN = 64
 _DEFAULT_HARD_LIMIT = 4096
 
 
-def needed(made: Decisions) -> int:
+def needed(decisions: Decisions) -> int:
     """The files and sockets that the rank with the most has open; 0 for programs of others, whose groups are not known."""
-    return max((_of_role(made, placed) for placed in made.roles if placed.role.policy != "service"), default=0)
+    return max(
+        (_of_role(decisions, placed) for placed in decisions.roles if placed.role.policy != "service"), default=0
+    )
 
 
-def _of_role(made: Decisions, placed: RolePlacement) -> int:
+def _of_role(decisions: Decisions, placed: RolePlacement) -> int:
     """Each gloo group connects a rank to every other one: the training's, that of flags, and that of saves in the background.
 
     Rank 0 also has the store, to which every rank has a connection. NCCL's rings and trees need few.
     """
-    if not made.computes_with_torch(placed):
+    if not decisions.computes_with_torch(placed):
         return 0
-    groups = 3 if made.job.checkpoint.async_ or "--checkpoint-async" in made.job.args else 2
+    groups = 3 if decisions.job.checkpoint.async_ or "--checkpoint-async" in decisions.job.args else 2
     return (groups + 1) * (placed.world_size - 1) + _OWN
 
 
-def warnings(made: Decisions) -> Iterator[Fault]:
+def warnings(decisions: Decisions) -> Iterator[Fault]:
     """A warning where a rank needs more than Linux allows by itself."""
-    files = needed(made)
+    files = needed(decisions)
     if files > _DEFAULT_HARD_LIMIT:
         yield Fault(
             key="resources.nodes",

@@ -8,27 +8,27 @@ from kit.planning import steps
 from kit.planning.decisions import Decisions
 
 
-def phases(made: Decisions) -> list[str]:
+def phases(decisions: Decisions) -> list[str]:
     """A line for each phase that this job has, in order."""
-    found = [*_phases(made)]
+    found = [*_phases(decisions)]
     width = max(len(name) for name, _ in found)
     return [f"{name:{width}}  {text}" for name, text in found]
 
 
-def _phases(made: Decisions) -> Iterator[tuple[str, str]]:
-    job, slurm = made.job, made.job.slurm
+def _phases(decisions: Decisions) -> Iterator[tuple[str, str]]:
+    job, slurm = decisions.job, decisions.job.slurm
     yield (
         "unpack",
         "writes the files below into the run folder of this job, and starts its batch.sh, which does the rest",
     )
-    if steps.stage_step(made):
+    if steps.stage_step(decisions):
         yield "stage", "copies the image to the disk of each node"
-    if steps.preflight_step(made):
+    if steps.preflight_step(decisions):
         bad = "is left out when the job is queued again" if job.preflight.on_failure == "exclude" else "ends the job"
         yield "check", f"bin/preflight.sh on each node; a node that fails {bad}"
-    if steps.monitor_step(made):
+    if steps.monitor_step(decisions):
         yield "monitor", "bin/gpu-monitor.sh on each node, until the ranks have ended"
-    each = "a step of srun for each role" if len(made.roles) > 1 else "a step of srun"
+    each = "a step of srun for each role" if len(decisions.roles) > 1 else "a step of srun"
     watched = ", watched for stalls" if job.monitor.enabled and job.watch.limit else ""
     yield "ranks", f"{each}{watched}: worker.sh sets what a rank needs, and becomes the program of program.sh"
     if slurm.lead and job.resources.time:

@@ -38,7 +38,7 @@ class Pins:
     own: Pin
     of_roles: Mapping[str, Pin]
 
-    def of(self, placed: RolePlacement) -> Pin:
+    def find_pin(self, placed: RolePlacement) -> Pin:
         """The image of a role."""
         return self.of_roles.get(placed.role.image or "", self.own)
 

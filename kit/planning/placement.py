@@ -129,14 +129,14 @@ def _with_scripts(placed: Sequence[RolePlacement]) -> tuple[RolePlacement, ...]:
     """Let roles that differ only in their place, such as replica groups, share the scripts of the first one."""
     programs: Counter[object] = Counter()
     first: dict[object, str] = {}
-    found = []
+    roles = []
     for one in placed:
         role = one.role
         program = (role.image, role.script, role.command, role.args, tuple(role.env.items()))
         scripts = first.setdefault((program, one.shape, one.nodes, one.ranks_per_node, one.cpus_per_rank), one.name)
-        found.append(replace(one, scripts=scripts, index=programs[program]))
+        roles.append(replace(one, scripts=scripts, index=programs[program]))
         programs[program] += 1
-    return tuple(found)
+    return tuple(roles)
 
 
 def _plain(resolved: Resolved, allocation: Allocation) -> RolePlacement:

@@ -24,86 +24,90 @@ _HINT = "kit submit, or kit render without --plain"
 _RUNTIMES = ("pyxis", "bare")
 
 
-def plain_script(made: Decisions) -> str:
+def plain_script(decisions: Decisions) -> str:
     """The file's text. ConfigError, for each reason, where a job cannot be said in such a file."""
-    if problems := [*_problems(made)]:
+    if problems := [*_problems(decisions)]:
         faults = [Fault(key=key, problem=problem, hint=_HINT) for key, problem in problems]
-        raise ConfigError.of(*faults, file=made.resolved.job_file)
-    job, main = made.job, made.main
-    options = sbatch_options(made)
+        raise ConfigError.of(*faults, file=decisions.resolved.job_file)
+    job, main = decisions.job, decisions.main
+    options = sbatch_options(decisions)
     return render(
         "data/plain.sh",
         {
             "name": job.name,
-            "folder": made.resolved.job_dir,
-            "sbatch": [_header_line(made, option) for option in options],
-            "explained": [*explanation(made)],
-            "image": f"{made.pin.image}, {made.pin.digest}" if made.runtime.containerized else "",
-            "env": [_assignment(name, value) for name, value in _environment(made).items()],
-            "srun": _step(made),
-            "once": _words(_contained(made, ["srun", "--nodes=1", "--ntasks=1", "bash", "-s"]))
+            "folder": decisions.resolved.job_dir,
+            "sbatch": [_header_line(decisions, option) for option in options],
+            "explained": [*explanation(decisions)],
+            "image": f"{decisions.pin.image}, {decisions.pin.digest}" if decisions.runtime.containerized else "",
+            "env": [_assignment(name, value) for name, value in _environment(decisions).items()],
+            "srun": _step(decisions),
+            "once": _words(_contained(decisions, ["srun", "--nodes=1", "--ntasks=1", "bash", "-s"]))
             if job.once.lines
             else "",
             "once_lines": job.once.lines,
-            "image_env": rank_files.lost_env(made, main) if made.runtime.containerized else [],
-            "setup": (*made.resolved.cluster.setup, *job.setup),
+            "image_env": rank_files.lost_env(decisions, main) if decisions.runtime.containerized else [],
+            "setup": (*decisions.resolved.cluster.setup, *job.setup),
             "shape": main.shape,
             "ranks_per_node": main.ranks_per_node,
             "nodes": main.nodes,
-            "workdir": _workdir(made),
-            "program": _words(_program(made)),
+            "workdir": _workdir(decisions),
+            "program": _words(_program(decisions)),
             "rank_args": [(option, variable) for option, variable in job.rank_args.items()],
             "torchrun_options": _words(job.torchrun.options()),
             "python": job.python,
-            "monitor": job.monitor.enabled and bool(made.allocation.gpus_per_node),
+            "monitor": job.monitor.enabled and bool(decisions.allocation.gpus_per_node),
             "select": job.monitor.select,
             "delay": job.monitor.delay,
             "signal": _signal(options),
             # torchrun ends at any other signal.
-            "rank_signal": _rank_signal(made),
+            "rank_signal": _rank_signal(decisions),
             "requeue": goes_back(job),
         },
     )
 
 
-def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
+def _problems(decisions: Decisions) -> Iterator[tuple[str, str]]:
     """Each key that a plain file cannot hold, and why."""
-    job = made.job
-    for table in made.job.lines.keys() - {"once"}:
+    job = decisions.job
+    for table in decisions.job.lines.keys() - {"once"}:
         yield f"{table}.lines", f"a plain file has no lines of [{table}]"
-    if not made.main.plain or len(made.roles) > 1:
+    if not decisions.main.plain or len(decisions.roles) > 1:
         yield "roles", "a plain file starts one program, and this job has roles"
     if job.container.runtime not in _RUNTIMES:
         why = f"runtime {job.container.runtime!r} needs programs of the kit on the nodes"
         yield "container.runtime", f"{why}; a plain file has no others than {' and '.join(_RUNTIMES)}"
-    if made.extra.files:
+    if decisions.extra.files:
         yield (
             "launcher",
-            f"launcher {job.launcher!r} reads files of the run folder: {', '.join(sorted(made.extra.files))}",
+            f"launcher {job.launcher!r} reads files of the run folder: {', '.join(sorted(decisions.extra.files))}",
         )
     if job.secrets.env or job.secrets.file:
         yield "secrets", "a file that is kept must not hold secrets"
-    for word in (*_program(made), *_environment(made).values()) if made.main.plain else ():
-        if word.startswith(made.paths.inside.run):
+    for word in (*_program(decisions), *_environment(decisions).values()) if decisions.main.plain else ():
+        if word.startswith(decisions.paths.inside.run):
             yield "args", f"{word!r} is a path in the run folder, and a plain file has none"
     if job.rendezvous != "static":
         yield "rendezvous", f"rendezvous {job.rendezvous!r} needs the kit's batch script"
 
 
-def _header_line(made: Decisions, option: str) -> str:
+def _header_line(decisions: Decisions, option: str) -> str:
     """The header's line. The log is beside the job, for there is no run folder."""
-    if option == f"--output={made.paths.run.batch_log}":
-        return f"--output={made.resolved.job_dir}/%x-%j.log"
+    if option == f"--output={decisions.paths.run.batch_log}":
+        return f"--output={decisions.resolved.job_dir}/%x-%j.log"
     return option
 
 
-def _environment(made: Decisions) -> dict[str, str]:
+def _environment(decisions: Decisions) -> dict[str, str]:
     """What every rank gets, and what the kit's worker script would set."""
-    own = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": str(made.main.cpus_per_rank)}
-    path = {"PYTHONPATH": _PROGRAMS if made.runtime.containerized else str(made.resolved.launcher_dir.parent)}
-    directory = {"KIT_CHECKPOINT_DIR": f"{_workspace(made)}/checkpoints", "KIT_SEED": str(made.job.seed)}
-    programs = {**path, **directory} if _has_launchers_program(made) else {}
-    env = {**own, **programs, **rank_files.program_env(made, made.main.role.env, gpus=made.main.role.gpus != ())}
+    own = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", "OMP_NUM_THREADS": str(decisions.main.cpus_per_rank)}
+    path = {"PYTHONPATH": _PROGRAMS if decisions.runtime.containerized else str(decisions.resolved.launcher_dir.parent)}
+    directory = {"KIT_CHECKPOINT_DIR": f"{_workspace(decisions)}/checkpoints", "KIT_SEED": str(decisions.job.seed)}
+    programs = {**path, **directory} if _has_launchers_program(decisions) else {}
+    env = {
+        **own,
+        **programs,
+        **rank_files.program_env(decisions, decisions.main.role.env, gpus=decisions.main.role.gpus != ()),
+    }
     # They need a step of the kit's on each node.
     env.pop("KIT_CHECKPOINT_MEMORY_EVERY", None)
     return env
@@ -113,64 +117,67 @@ def _assignment(name: str, value: str) -> str:
     return f"{name}={quote(value)}"
 
 
-def _has_launchers_program(made: Decisions) -> bool:
-    return made.job.is_launchers or bool(made.extra.start)
+def _has_launchers_program(decisions: Decisions) -> bool:
+    return decisions.job.is_launchers or bool(decisions.extra.start)
 
 
-def _workspace(made: Decisions) -> str:
-    return made.paths.inside.workspace if made.runtime.containerized else str(made.resolved.job_dir)
+def _workspace(decisions: Decisions) -> str:
+    return decisions.paths.inside.workspace if decisions.runtime.containerized else str(decisions.resolved.job_dir)
 
 
-def _workdir(made: Decisions) -> str:
-    return made.job.workdir or _workspace(made)
+def _workdir(decisions: Decisions) -> str:
+    return decisions.job.workdir or _workspace(decisions)
 
 
-def _program(made: Decisions) -> list[str]:
+def _program(decisions: Decisions) -> list[str]:
     """The program's words. A launcher's own program is read where the kit is installed."""
-    here, run = made.resolved.launcher_dir, made.paths.inside.run
-    code = f"{_PROGRAMS}/{here.name}" if made.runtime.containerized else str(here)
-    words = rank_files.program_words(made, made.main)
-    return [word.replace(f"{run}/code", code).replace(made.paths.inside.workspace, _workspace(made)) for word in words]
+    here, run = decisions.resolved.launcher_dir, decisions.paths.inside.run
+    code = f"{_PROGRAMS}/{here.name}" if decisions.runtime.containerized else str(here)
+    words = rank_files.program_words(decisions, decisions.main)
+    return [
+        word.replace(f"{run}/code", code).replace(decisions.paths.inside.workspace, _workspace(decisions))
+        for word in words
+    ]
 
 
-def _step(made: Decisions) -> str:
+def _step(decisions: Decisions) -> str:
     """The srun line of the ranks."""
-    main = made.main
+    main = decisions.main
     srun = [
         "srun",
         f"--nodes={main.nodes}",
         f"--ntasks={main.nodes * main.tasks_per_node}",
         f"--ntasks-per-node={main.tasks_per_node}",
         f"--cpus-per-task={main.cpus_per_task}",
-        f"--mpi={made.job.step.mpi}",
+        f"--mpi={decisions.job.step.mpi}",
         "--kill-on-bad-exit=1",
         "--label",
-        *made.job.step.options(),
+        *decisions.job.step.options(),
     ]
-    return _words(_contained(made, [*srun, "bash", "-s"]))
+    return _words(_contained(decisions, [*srun, "bash", "-s"]))
 
 
-def _contained(made: Decisions, words: list[str]) -> list[str]:
+def _contained(decisions: Decisions, words: list[str]) -> list[str]:
     """The step in the job's container, with the job's folder in place of the run's copy of it."""
-    if not made.runtime.containerized:
+    if not decisions.runtime.containerized:
         return words
     at = words.index("bash")
-    known = {CONTAINER_RUN, made.paths.inside.cache, made.paths.inside.workspace}
-    mounts = [Mount(source=str(made.resolved.job_dir), target=made.paths.inside.workspace)]
-    if _has_launchers_program(made):
-        mounts.append(Mount(source=str(made.resolved.launcher_dir.parent), target=_PROGRAMS, flags=("ro",)))
-    mounts += [mount for mount in made.paths.mounts if mount.target not in known]
-    pin = made.pin
+    known = {CONTAINER_RUN, decisions.paths.inside.cache, decisions.paths.inside.workspace}
+    mounts = [Mount(source=str(decisions.resolved.job_dir), target=decisions.paths.inside.workspace)]
+    if _has_launchers_program(decisions):
+        mounts.append(Mount(source=str(decisions.resolved.launcher_dir.parent), target=_PROGRAMS, flags=("ro",)))
+    mounts += [mount for mount in decisions.paths.mounts if mount.target not in known]
+    pin = decisions.pin
     container = Container(
         image=pin.stored if pin.lock is not None else pin.image,
         mounts=tuple(mounts),
-        workdir=_workdir(made),
-        options=made.job.container,
-        bin=made.paths.run.bin,
-        home=made.site.home,
+        workdir=_workdir(decisions),
+        options=decisions.job.container,
+        bin=decisions.paths.run.bin,
+        home=decisions.site.home,
     )
     # The kit's own FUSE programs are files of a run folder.
-    return [word for word in made.runtime.wrap(words[:at], words[at:], container) if "BASH_ENV=" not in word]
+    return [word for word in decisions.runtime.wrap(words[:at], words[at:], container) if "BASH_ENV=" not in word]
 
 
 def _words(words: list[str]) -> str:
@@ -183,9 +190,9 @@ def _words(words: list[str]) -> str:
     return text
 
 
-def _rank_signal(made: Decisions) -> str:
+def _rank_signal(decisions: Decisions) -> str:
     """The job's own choice, else the signal that every program may be expected to end at."""
-    return made.job.slurm.lead_signals if made.job.slurm.signal and made.main.shape == "srun" else "TERM"
+    return decisions.job.slurm.lead_signals if decisions.job.slurm.signal and decisions.main.shape == "srun" else "TERM"
 
 
 def _signal(options: list[str]) -> str:

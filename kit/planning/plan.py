@@ -79,14 +79,14 @@ class Plan:
     def warnings(self) -> tuple[Fault, ...]:
         """Warnings: the job will run, but perhaps not as intended."""
         resolved = self.decisions.resolved
-        found = [
+        faults = [
             *unexpanded(resolved.job, resolved.job.roles),
             *site_shell.warnings(self.decisions),
             *open_files.warnings(self.decisions),
             *self._of_foreign(),
             *self.decisions.extra.warnings,
         ]
-        return tuple(replace(one, file=resolved.job_file) for one in found)
+        return tuple(replace(one, file=resolved.job_file) for one in faults)
 
     def _of_foreign(self) -> Iterator[Fault]:
         text = foreign(self.decisions)
@@ -150,16 +150,16 @@ def plan(
 
     Raises ConfigError when the job does not fit the cluster, or when the runtime cannot handle a path.
     """
-    made = decide(resolved, lock, site, role_locks=role_locks or {})
+    decisions = decide(resolved, lock, site, role_locks=role_locks or {})
     return Plan(
-        decisions=made,
-        files=files(made),
-        copies=copies(made),
-        folders=folders(made),
-        argv=("sbatch", "--parsable", str(made.paths.run.batch)),
-        salloc_argv=("salloc", *salloc_options(made)),
-        shell_argv=tuple(shell_step(made)),
-        shell_checks=tuple(map(tuple, shell_checks(made))),
+        decisions=decisions,
+        files=files(decisions),
+        copies=copies(decisions),
+        folders=folders(decisions),
+        argv=("sbatch", "--parsable", str(decisions.paths.run.batch)),
+        salloc_argv=("salloc", *salloc_options(decisions)),
+        shell_argv=tuple(shell_step(decisions)),
+        shell_checks=tuple(map(tuple, shell_checks(decisions))),
     )
 
 
@@ -169,55 +169,62 @@ def decide(
     """Make all decisions of a run, each once. Arguments and errors are those of `plan`."""
     resolved = completed(resolved, site)
     allocation = allocate(resolved)
-    extra = frameworks.prepare(resolved, allocation, lock.packages.pip if lock else {})
+    extra = frameworks.prepare_extra(resolved, allocation, lock.packages.pip if lock else {})
     roles = place_roles(resolved, allocation, extra.roles)
     paths = find_paths(resolved, site)
     pins = pin_images(resolved, roles, paths, lock=lock, role_locks=role_locks)
-    made = Decisions(
+    decisions = Decisions(
         resolved=resolved, site=site, allocation=allocation, extra=extra, roles=roles, paths=paths, pins=pins
     )
-    if made.has_gpus:
-        cpu_builds.check(made)
-    if made.runs_commands:
-        nested_launchers.check(made)
-    parts.check(made)
-    return made
+    if decisions.has_gpus:
+        cpu_builds.check(decisions)
+    if decisions.runs_commands:
+        nested_launchers.check(decisions)
+    parts.check(decisions)
+    return decisions
 
 
-def files(made: Decisions) -> tuple[PlanFile, ...]:
+def files(decisions: Decisions) -> tuple[PlanFile, ...]:
     """All files of the run folder that are not copied."""
-    setup = (*made.resolved.cluster.setup, *made.job.setup)
-    run = {"{run}": made.paths.inside.run}
+    setup = (*decisions.resolved.cluster.setup, *decisions.job.setup)
+    run = {"{run}": decisions.paths.inside.run}
     return (
-        PlanFile(name="batch.sh", text=batch_script(made), mode=0o755),
-        *([PlanFile(name=foreign_script.FILE, text=own, mode=0o755)] if (own := foreign(made)) is not None else []),
+        PlanFile(name="batch.sh", text=batch_script(decisions), mode=0o755),
         *(
-            [PlanFile(name="all-reduce.sh", text=rank_files.all_reduce(made))]
-            if made.job.preflight.all_reduce_s
+            [PlanFile(name=foreign_script.FILE, text=own, mode=0o755)]
+            if (own := foreign(decisions)) is not None
+            else []
+        ),
+        *(
+            [PlanFile(name="all-reduce.sh", text=rank_files.all_reduce(decisions))]
+            if decisions.job.preflight.all_reduce_s
             else []
         ),
         PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
-        *(PlanFile(name=f"{t}-lines.sh", text="".join(f"{n}\n" for n in o.lines)) for t, o in made.job.lines.items()),
-        *(file for placed in made.roles if placed.scripts == placed.name for file in _files_of(made, placed)),
-        *(PlanFile(name=n, text=filled(t, run)) for n, t in made.extra.files.items()),
-        *_records(made),
-        *_kits_own(made),
+        *(
+            PlanFile(name=f"{t}-lines.sh", text="".join(f"{n}\n" for n in o.lines))
+            for t, o in decisions.job.lines.items()
+        ),
+        *(file for placed in decisions.roles if placed.scripts == placed.name for file in _files_of(decisions, placed)),
+        *(PlanFile(name=n, text=filled(t, run)) for n, t in decisions.extra.files.items()),
+        *_records(decisions),
+        *_kits_own(decisions),
     )
 
 
-def _kits_own(made: Decisions) -> Iterator[PlanFile]:
+def _kits_own(decisions: Decisions) -> Iterator[PlanFile]:
     """The kit's own programs and libraries that this run uses, and what its ranks can import instead of those that it does not."""
-    for name, text in parts.texts(made).items():
+    for name, text in parts.texts(decisions).items():
         yield PlanFile(name=name, text=text, mode=0o755 if name.startswith("bin/") else 0o644)
 
 
-def _records(made: Decisions) -> Iterator[PlanFile]:
+def _records(decisions: Decisions) -> Iterator[PlanFile]:
     """Files that record the run's inputs, for `kit rerun` and for comparing runs."""
-    unused = {name for name in LINES_TABLES if name not in made.job.lines}
-    yield PlanFile(name="job.toml", text=_toml(made.job, without=unused))
-    yield PlanFile(name="cluster.toml", text=_toml(made.resolved.cluster))
-    yield PlanFile(name="launcher.toml", text=_toml(made.resolved.launcher))
-    for lock in (pin.lock for pin in made.pins.distinct):
+    unused = {name for name in LINES_TABLES if name not in decisions.job.lines}
+    yield PlanFile(name="job.toml", text=_toml(decisions.job, without=unused))
+    yield PlanFile(name="cluster.toml", text=_toml(decisions.resolved.cluster))
+    yield PlanFile(name="launcher.toml", text=_toml(decisions.resolved.launcher))
+    for lock in (pin.lock for pin in decisions.pins.distinct):
         if lock is not None:
             yield PlanFile(name=f"locks/{lock.name}.lock", text=_toml(lock))
 
@@ -228,30 +235,30 @@ def _toml(model: Model, *, without: Collection[str] = ()) -> str:
     return tomli_w.dumps({key: value for key, value in table.items() if value != {}})
 
 
-def _files_of(made: Decisions, placed: RolePlacement) -> tuple[PlanFile, ...]:
+def _files_of(decisions: Decisions, placed: RolePlacement) -> tuple[PlanFile, ...]:
     """A role's own scripts."""
     prefix = f"{placed.folder}/".lstrip("/")
     return (
-        PlanFile(name=f"{prefix}worker.sh", text=rank_files.worker(made, placed), mode=0o755),
-        PlanFile(name=f"{prefix}program.sh", text=rank_files.program(made, placed)),
-        PlanFile(name=f"{prefix}image-env.sh", text=rank_files.image_env(made, placed)),
+        PlanFile(name=f"{prefix}worker.sh", text=rank_files.worker(decisions, placed), mode=0o755),
+        PlanFile(name=f"{prefix}program.sh", text=rank_files.program(decisions, placed)),
+        PlanFile(name=f"{prefix}image-env.sh", text=rank_files.image_env(decisions, placed)),
     )
 
 
-def copies(made: Decisions) -> tuple[tuple[Path, str], ...]:
+def copies(decisions: Decisions) -> tuple[tuple[Path, str], ...]:
     """The launcher's programs, and the library next to them, to be copied at submit."""
-    if not made.job.is_launchers and not made.extra.start:
+    if not decisions.job.is_launchers and not decisions.extra.start:
         return ()
-    folder = made.resolved.launcher_dir
+    folder = decisions.resolved.launcher_dir
     return ((folder, "code"), (folder.parent / "lib", "code/lib"))
 
 
-def folders(made: Decisions) -> tuple[str, ...]:
+def folders(decisions: Decisions) -> tuple[str, ...]:
     """The run's own folders, and those that mounts of the run folder and the batch script's output files need."""
-    run_dir, paths = made.site.run_dir, made.paths
-    own = ("logs", "monitor", "checkpoints", "state", *(placed.logs for placed in made.roles))
+    run_dir, paths = decisions.site.run_dir, decisions.paths
+    own = ("logs", "monitor", "checkpoints", "state", *(placed.logs for placed in decisions.roles))
     written = [
-        slurm_filename_pattern.folder(p, job_name=made.job.name, user=made.site.user)
+        slurm_filename_pattern.folder(p, job_name=decisions.job.name, user=decisions.site.user)
         for p in (paths.output, paths.error)
         if p
     ]

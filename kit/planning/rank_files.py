@@ -26,112 +26,119 @@ _POINTER = 8
 _FILE_HINT = "write the long values into a file beside the job file, and pass its path"
 
 
-def worker(made: Decisions, placed: RolePlacement) -> str:
+def worker(decisions: Decisions, placed: RolePlacement) -> str:
     """The text of worker.sh."""
     return render(
         "bin/worker.sh",
         {
             "folder": placed.folder,
             # No torchrun starts warm ranks: each is a task of srun, with the variables that torchrun sets.
-            "shape": "srun" if made.job.retry.warm else placed.shape,
-            "as_torchrun": placed.shape == "torchrun" and bool(made.job.retry.warm),
-            "rendezvous": made.job.rendezvous,
+            "shape": "srun" if decisions.job.retry.warm else placed.shape,
+            "as_torchrun": placed.shape == "torchrun" and bool(decisions.job.retry.warm),
+            "rendezvous": decisions.job.rendezvous,
             "nodes": placed.nodes,
             "ranks_per_node": placed.ranks_per_node,
             "cpus_per_rank": placed.cpus_per_rank,
-            "python": made.job.python,
-            "workdir": made.paths.inside.workdir,
-            "cache_dir": made.paths.inside.cache,
-            "seed": made.job.seed,
-            "max_restarts": made.job.torchrun.max_restarts,
-            "torchrun_options": made.job.torchrun.options(log_dir=f"{made.paths.inside.run}/logs/torchrun"),
+            "python": decisions.job.python,
+            "workdir": decisions.paths.inside.workdir,
+            "cache_dir": decisions.paths.inside.cache,
+            "seed": decisions.job.seed,
+            "max_restarts": decisions.job.torchrun.max_restarts,
+            "torchrun_options": decisions.job.torchrun.options(log_dir=f"{decisions.paths.inside.run}/logs/torchrun"),
         },
     )
 
 
-def program(made: Decisions, placed: RolePlacement) -> str:
+def program(decisions: Decisions, placed: RolePlacement) -> str:
     """The text of program.sh. ConfigError when neither job nor launcher names a program."""
-    role, words = placed.role, program_words(made, placed)
+    role, words = placed.role, program_words(decisions, placed)
     if role.command is not None or role.script is not None:
-        return _text(made, words, role)
-    return _text(made, words, role, rank_args=made.job.rank_args, warm=made.job.retry.warm, keep=made.job.retry.keep)
+        return _text(decisions, words, role)
+    return _text(
+        decisions,
+        words,
+        role,
+        rank_args=decisions.job.rank_args,
+        warm=decisions.job.retry.warm,
+        keep=decisions.job.retry.keep,
+    )
 
 
-def program_words(made: Decisions, placed: RolePlacement) -> list[str]:
+def program_words(decisions: Decisions, placed: RolePlacement) -> list[str]:
     """The program of a role's ranks and its arguments. Errors are those of `program`."""
     role = placed.role
     if role.command is not None:
-        words = _filled(made, role.command)
+        words = _filled(decisions, role.command)
     elif role.script is not None:
-        words = [made.job.python, _of_job(made, role.script)]
+        words = [decisions.job.python, _of_job(decisions, role.script)]
     else:
-        start = [filled(word, {"{run}": made.paths.inside.run}) for word in made.extra.start]
-        words = [*start, *_own(made)]
+        start = [filled(word, {"{run}": decisions.paths.inside.run}) for word in decisions.extra.start]
+        words = [*start, *_own(decisions)]
     return [*words, *role.args]
 
 
-def all_reduce(made: Decisions) -> str:
+def all_reduce(decisions: Decisions) -> str:
     """The program of the preflight's all-reduce: it runs with the same ranks, environment and container as the job's program."""
-    return _text(made, [made.job.python, f"{made.paths.inside.run}/bin/all_reduce.py"], Role())
+    return _text(decisions, [decisions.job.python, f"{decisions.paths.inside.run}/bin/all_reduce.py"], Role())
 
 
-def image_env(made: Decisions, placed: RolePlacement) -> str:
+def image_env(decisions: Decisions, placed: RolePlacement) -> str:
     """The text of image-env.sh: the image's short digest, and its values of the variables that Enroot loses."""
-    digest = made.pins.of(placed).digest.removeprefix("sha256:")
-    contained = {"containerized": made.runtime.containerized, "image_env": lost_env(made, placed)}
+    digest = decisions.pins.find_pin(placed).digest.removeprefix("sha256:")
+    contained = {"containerized": decisions.runtime.containerized, "image_env": lost_env(decisions, placed)}
     return render("data/image-env.sh", {**contained, "image_short": digest[:12]})
 
 
-def lost_env(made: Decisions, placed: RolePlacement) -> list[tuple[str, str]]:
+def lost_env(decisions: Decisions, placed: RolePlacement) -> list[tuple[str, str]]:
     """The image's values of the variables that Enroot loses, by name."""
-    pin = made.pins.of(placed)
+    pin = decisions.pins.find_pin(placed)
     env = pin.lock.config.env if pin.lock else {}
     return [(name, env[name]) for name in _LOST_ENV if name in env]
 
 
-def program_env(made: Decisions, own: Mapping[str, str], *, gpus: bool) -> dict[str, str]:
+def program_env(decisions: Decisions, own: Mapping[str, str], *, gpus: bool) -> dict[str, str]:
     """The environment of a role's program. own: what only this role sets. gpus: whether the role may use the job's GPUs."""
-    job = made.job
-    network = {**made.resolved.cluster.network, **(_DEBUGGED if job.debug else {})}
-    device = {"KIT_DEVICE": "cuda"} if gpus and made.has_gpus else {}
-    drawn = job.metrics.env(run_id=made.site.run_id, run_dir=made.paths.inside.run)
+    job = decisions.job
+    network = {**decisions.resolved.cluster.network, **(_DEBUGGED if job.debug else {})}
+    device = {"KIT_DEVICE": "cuda"} if gpus and decisions.has_gpus else {}
+    drawn = job.metrics.env(run_id=decisions.site.run_id, run_dir=decisions.paths.inside.run)
     return {**network, **device, **job.checkpoint.env(), **job.profile.env(), **drawn, **job.env, **own}
 
 
-def _own(made: Decisions) -> list[str]:
+def _own(decisions: Decisions) -> list[str]:
     """The job's program and its arguments."""
-    job, launcher, run = made.job, made.resolved.launcher, made.paths.inside.run
-    own = [filled(word, {"{run}": run}) for word in made.extra.args]
+    job, launcher, run = decisions.job, decisions.resolved.launcher, decisions.paths.inside.run
+    own = [filled(word, {"{run}": run}) for word in decisions.extra.args]
     if job.command is not None:
-        return [*_filled(made, job.command), *own, *job.args]
+        return [*_filled(decisions, job.command), *own, *job.args]
     if job.module is not None:
         return [job.python, "-m", job.module, *own, *job.args]
     if job.script is not None and job.is_launchers:
         script = job.script.replace(CONTAINER_RUN, run, 1)
     elif job.script is not None:
-        script = _of_job(made, job.script)
+        script = _of_job(decisions, job.script)
     elif launcher.script is not None:
         script = f"{run}/code/{launcher.script}"
     else:
         problem = f"the job names no program to run, and launcher {job.launcher!r} brings none of its own"
         raise ConfigError.of(
-            Fault(key="script", problem=problem, hint='script = "train.py"'), file=made.resolved.job_file
+            Fault(key="script", problem=problem, hint='script = "train.py"'), file=decisions.resolved.job_file
         )
     return [job.python, script, *own, *job.args]
 
 
-def _filled(made: Decisions, command: tuple[str, ...]) -> list[str]:
-    inside = made.paths.inside
+def _filled(decisions: Decisions, command: tuple[str, ...]) -> list[str]:
+    inside = decisions.paths.inside
     return [filled(word, {"{run}": inside.run, "{workspace}": inside.workspace}) for word in command]
 
 
-def _of_job(made: Decisions, script: str) -> str:
+def _of_job(decisions: Decisions, script: str) -> str:
     """A script's path as the ranks see it. Relative paths are relative to the job's workspace."""
-    return script if script.startswith("/") else f"{made.paths.inside.workspace}/{script}"
+    return script if script.startswith("/") else f"{decisions.paths.inside.workspace}/{script}"
 
 
 def _text(
-    made: Decisions,
+    decisions: Decisions,
     words: list[str],
     role: Role,
     *,
@@ -139,9 +146,9 @@ def _text(
     warm: Sequence[str] = (),
     keep: bool = False,
 ) -> str:
-    job, env = made.job, program_env(made, role.env, gpus=role.gpus != ())
+    job, env = decisions.job, program_env(decisions, role.env, gpus=role.gpus != ())
     ranks = [word for pair in (rank_args or {}).items() for word in pair]
-    check_size([*words, *ranks], env, file=made.resolved.job_file)
+    check_size([*words, *ranks], env, file=decisions.resolved.job_file)
     variables = {"program": words, "program_env": [f"{n}={v}" for n, v in env.items()], "rank_args": ranks}
     memory = bool(job.checkpoint.memory_every)
     return render("data/program.sh", {**variables, "warm": warm, "keep": keep, "memory": memory})

@@ -16,18 +16,18 @@ _HEADER = "#SBATCH "
 _GRES = "--gres="
 
 
-def sbatch_options(made: Decisions) -> list[str]:
+def sbatch_options(decisions: Decisions) -> list[str]:
     """The sbatch options, one for each header line, in a fixed order."""
-    job, slurm, error = made.job, made.job.slurm, made.paths.error
-    options = salloc_options(made)
-    options += [f"--output={made.paths.output}", *([f"--error={error}"] if error else []), "--open-mode=append"]
+    job, slurm, error = decisions.job, decisions.job.slurm, decisions.paths.error
+    options = salloc_options(decisions)
+    options += [f"--output={decisions.paths.output}", *([f"--error={error}"] if error else []), "--open-mode=append"]
     # With `B:` only the batch shell gets the signal, and passes it on. Without it, Slurm would signal every process of the step.
     options += [f"--signal=B:USR1@{slurm.lead}"] if slurm.lead and job.resources.time else []
     options += [f"--{n}={v}" for n, v in (("mail-user", slurm.mail_user), ("mail-type", slurm.mail_type)) if v]
-    again = "--requeue=expedite" if made.resolved.cluster.expedited_requeue else "--requeue"
+    again = "--requeue=expedite" if decisions.resolved.cluster.expedited_requeue else "--requeue"
     options += [again if goes_back(job) else "--no-requeue"]
     # With spares or replicas, the job continues after a lost node. Otherwise Slurm ends it and, with --requeue, queues it again.
-    options += ["--no-kill"] if made.outlives else []
+    options += ["--no-kill"] if decisions.outlives else []
     options += [option for option in slurm.extra if not option.startswith(_GRES)]
     for option in options:
         # A newline would begin a line of the script.
@@ -36,15 +36,15 @@ def sbatch_options(made: Decisions) -> list[str]:
     return options
 
 
-def salloc_options(made: Decisions) -> list[str]:
+def salloc_options(decisions: Decisions) -> list[str]:
     """Only the resources, for an interactive allocation."""
-    job, slurm, allocation = made.job, made.job.slurm, made.allocation
+    job, slurm, allocation = decisions.job, decisions.job.slurm, decisions.allocation
     valued: Mapping[str, object | None] = {
         "job-name": job.name,
         "account": slurm.account,
         "partition": slurm.partition,
         "qos": slurm.qos,
-        "nodes": made.every_node,
+        "nodes": decisions.every_node,
         "ntasks-per-node": allocation.tasks_per_node,
         "cpus-per-task": allocation.cpus_per_task,
         "mem": allocation.memory,
@@ -52,13 +52,13 @@ def salloc_options(made: Decisions) -> list[str]:
         "segment": job.resources.segment,
         "switches": job.resources.switches,
         "constraint": slurm.constraint,
-        "exclude": ",".join(filter(None, [slurm.exclude, *made.site.avoid])) or None,
+        "exclude": ",".join(filter(None, [slurm.exclude, *decisions.site.avoid])) or None,
         "nodelist": slurm.nodelist,
         "reservation": slurm.reservation,
         "licenses": slurm.licenses,
     }
     options = [f"--{name}={value}" for name, value in valued.items() if value is not None]
-    return [*options, *_gres_options(made.node, job, allocation), *(["--exclusive"] if slurm.exclusive else [])]
+    return [*options, *_gres_options(decisions.node, job, allocation), *(["--exclusive"] if slurm.exclusive else [])]
 
 
 def _gres_options(node: NodeShape, job: Job, allocation: Allocation) -> list[str]:
@@ -82,22 +82,22 @@ def goes_back(job: Job) -> bool:
     return job.slurm.requeue or job.retry.requeue > 0 or job.preflight.on_failure == "exclude"
 
 
-def explanation(made: Decisions) -> Iterator[str]:
+def explanation(decisions: Decisions) -> Iterator[str]:
     """Comments for the reader of the script: the placement and world size of each role, and the reason for the number of CPUs."""
-    allocation = made.allocation
-    first = made.roles[0]
+    allocation = decisions.allocation
+    first = decisions.roles[0]
     if first.plain:
-        tasks = f"start shape {made.job.shape}: {_count(allocation.tasks_per_node, 'task')} a node"
+        tasks = f"start shape {decisions.job.shape}: {_count(allocation.tasks_per_node, 'task')} a node"
         yield f"{_size(first)}; {tasks}."
         cpus = f"{allocation.cpus_per_task} per task, {allocation.cpus_per_rank} per rank"
         yield f"CPUs: {allocation.cpus_reason}; {cpus}."
     else:
-        yield f"{_count(allocation.nodes, 'node')}, {_count(len(made.roles), 'role')}."
+        yield f"{_count(allocation.nodes, 'node')}, {_count(len(decisions.roles), 'role')}."
         # Roles with the same scripts differ only in their place.
-        for _, group in groupby(made.roles, key=lambda role: role.scripts):
+        for _, group in groupby(decisions.roles, key=lambda role: role.scripts):
             yield _describe_roles([*group])
         yield f"CPUs: {allocation.cpus_reason}."
-    yield from (line.rstrip() for line in made.extra.explained)
+    yield from (line.rstrip() for line in decisions.extra.explained)
 
 
 def _describe_roles(alike: list[RolePlacement]) -> str:

@@ -35,17 +35,17 @@ BASH_ENV = "KIT_BASH_ENV"
 _COMMAND = re.compile(r"(?:^|[;&|({]|\bthen|\bdo|\belse)\s*(module|ml|conda|mamba|micromamba|spack)\s")
 
 
-def asked_by(made: Decisions) -> str | None:
+def asked_by(decisions: Decisions) -> str | None:
     """The key whose lines may use such a command: any line that runs on the node itself, or one that names the command."""
-    for key, lines, inside in _lines(made):
+    for key, lines, inside in _lines(decisions):
         if lines and (not inside or any(map(_COMMAND.search, lines))):
             return key
     return None
 
 
-def carried(made: Decisions) -> tuple[str, ...]:
+def carried(decisions: Decisions) -> tuple[str, ...]:
     """The names of the variables that a run outside a container takes along for its lines."""
-    return () if made.runtime.containerized or asked_by(made) is None else CARRIED
+    return () if decisions.runtime.containerized or asked_by(decisions) is None else CARRIED
 
 
 def environment(environ: Mapping[str, str]) -> dict[str, str]:
@@ -54,9 +54,9 @@ def environment(environ: Mapping[str, str]) -> dict[str, str]:
     return found | ({BASH_ENV: environ["BASH_ENV"]} if environ.get("BASH_ENV") else {})
 
 
-def warnings(made: Decisions) -> Iterator[Fault]:
+def warnings(decisions: Decisions) -> Iterator[Fault]:
     """A warning for `module` in a line that runs in a container: the modules of a site are files of its nodes."""
-    for key, lines, inside in _lines(made):
+    for key, lines, inside in _lines(decisions):
         for place, line in enumerate(lines if inside else ()):
             found = _COMMAND.search(line)
             if found and found[1] in ("module", "ml"):
@@ -66,12 +66,12 @@ def warnings(made: Decisions) -> Iterator[Fault]:
                 )
 
 
-def _lines(made: Decisions) -> Iterator[tuple[str, tuple[str, ...], bool]]:
+def _lines(decisions: Decisions) -> Iterator[tuple[str, tuple[str, ...], bool]]:
     """Key, lines, and whether they run in a container."""
-    job, contained = made.job, made.runtime.containerized
-    yield "setup", (*made.resolved.cluster.setup, *job.setup), contained
+    job, contained = decisions.job, decisions.runtime.containerized
+    yield "setup", (*decisions.resolved.cluster.setup, *job.setup), contained
     for table, one in job.lines.items():
         yield f"{table}.lines", one.lines, contained and one.container
-    if made.resolved.template is not None:
-        _, text = made.resolved.template
+    if decisions.resolved.template is not None:
+        _, text = decisions.resolved.template
         yield "slurm.template", tuple(line for line in text.splitlines() if _COMMAND.search(line)), False

@@ -19,7 +19,7 @@ _OWN_ENV = {"KIT_ROLE_INDEX": "index", "KIT_GPUS": "gpus"}
 _MARK = re.compile("\0([a-z]+)\0")
 
 
-def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
+def role_step(decisions: Decisions, placed: RolePlacement) -> list[str]:
     """The step of a role's ranks. It repeats all figures: srun ignores SLURM_CPUS_PER_TASK (docs/internals/learnt.md#slurm).
 
     It has no GPU option: with the job's --gpus-per-node, every rank sees all of the job's GPUs on its node and takes the one with
@@ -33,84 +33,88 @@ def role_step(made: Decisions, placed: RolePlacement) -> list[str]:
         f"--ntasks={placed.nodes * placed.tasks_per_node}",
         f"--ntasks-per-node={placed.tasks_per_node}",
         f"--cpus-per-task={placed.cpus_per_task}",
-        f"--mpi={made.job.step.mpi}",
+        f"--mpi={decisions.job.step.mpi}",
         "--export=ALL",
         "--kill-on-bad-exit=1",
         # A rank that has ended well must not end the others: rank 0 may still write for minutes.
         "--wait=0",
         # Slurm may never end a step with a lost node, so the next step must share resources with it.
-        *(["--no-kill"] if made.outlives else []),
-        *(["--overlap"] if made.outlives or placed.shared else []),
-        f"--output={made.paths.run.root}/{placed.logs}/task-%t.log",
+        *(["--no-kill"] if decisions.outlives else []),
+        *(["--overlap"] if decisions.outlives or placed.shared else []),
+        f"--output={decisions.paths.run.root}/{placed.logs}/task-%t.log",
         "--open-mode=append",
-        *made.job.step.options(),
+        *decisions.job.step.options(),
     ]
-    return contain(made, placed, srun, f"{made.paths.inside.run}/{placed.folder}".rstrip("/") + "/worker.sh")
+    return contain(decisions, placed, srun, f"{decisions.paths.inside.run}/{placed.folder}".rstrip("/") + "/worker.sh")
 
 
-def monitor_step(made: Decisions) -> list[str]:
+def monitor_step(decisions: Decisions) -> list[str]:
     """The GPU monitor on every node with ranks; empty if it is disabled."""
-    monitor, run = made.job.monitor, made.paths.run
+    monitor, run = decisions.job.monitor, decisions.paths.run
     if not monitor.enabled:
         return []
     command = [f"{run.bin}/gpu-monitor.sh", str(run.monitor), monitor.select, monitor.options, str(monitor.delay)]
     command += [",".join(monitor.query)] if monitor.query else []
-    return [*start_helper("kit-monitor", made.allocation.nodes, f"{run.monitor}/monitor.log"), *command]
+    return [*start_helper("kit-monitor", decisions.allocation.nodes, f"{run.monitor}/monitor.log"), *command]
 
 
-def signal_step(made: Decisions) -> list[str]:
+def signal_step(decisions: Decisions) -> list[str]:
     """Sends a signal only to the programs of the ranks. The batch script adds nodes, signal and the time to save."""
-    return [*start_helper("kit-signal", None, "/dev/null"), f"{made.paths.run.bin}/signal.sh"]
+    return [*start_helper("kit-signal", None, "/dev/null"), f"{decisions.paths.run.bin}/signal.sh"]
 
 
-def evidence_step(made: Decisions) -> list[str]:
+def evidence_step(decisions: Decisions) -> list[str]:
     """Gathers evidence of each rank at a stall, with one task on each node. The batch script adds nodes and a folder."""
-    return [*start_helper("kit-evidence", None, None), f"{made.paths.run.bin}/evidence.sh"]
+    return [*start_helper("kit-evidence", None, None), f"{decisions.paths.run.bin}/evidence.sh"]
 
 
-def preflight_step(made: Decisions) -> list[str]:
+def preflight_step(decisions: Decisions) -> list[str]:
     """The checks of every node, including spares; empty if they are disabled and there is no container."""
-    checks, run = made.job.preflight, made.paths.run
+    checks, run = decisions.job.preflight, decisions.paths.run
     if checks.enabled:
-        options = _checks(made)
-    elif made.runtime.containerized:
+        options = _checks(decisions)
+    elif decisions.runtime.containerized:
         # A container mounts the cache folder, and its image must match its digest, so these checks always run.
-        options = _checks_of_container(made)
+        options = _checks_of_container(decisions)
     else:
         return []
     return [
-        *start_helper("kit-preflight", made.every_node, f"{run.logs}/preflight.log"),
+        *start_helper("kit-preflight", decisions.every_node, f"{run.logs}/preflight.log"),
         f"{run.bin}/preflight.sh",
         *options,
-        *([] if made.runtime.by_srun or not _probes(made) else ["--", *contain(made, made.main, [], *_probe(made))]),
+        *(
+            []
+            if decisions.runtime.by_srun or not _probes(decisions)
+            else ["--", *contain(decisions, decisions.main, [], *_probe(decisions))]
+        ),
     ]
 
 
-def _checks(made: Decisions) -> list[str]:
-    checks, run = made.job.preflight, made.paths.run
+def _checks(decisions: Decisions) -> list[str]:
+    checks, run = decisions.job.preflight, decisions.paths.run
     return [
         f"run={run.root}",
-        f"cache={made.paths.cache}",
+        f"cache={decisions.paths.cache}",
         f"free_kb={int(checks.free_disk_gb * 1e6)}",
         f"shm_kb={int(checks.shm_gb * 1e6)}",
-        f"nofile={max(checks.nofile, open_files.needed(made))}",
+        f"nofile={max(checks.nofile, open_files.needed(decisions))}",
         f"memlock={checks.memlock}",
         f"skew={int(checks.clock_skew_s)}",
-        f"gpus={made.allocation.gpus_per_node}",
-        f"userns={int(bool(made.pins.distinct))}",
-        *_checked_images(made),
-        *_checked_mounts(made),
-        *_checked_interfaces(made),
+        f"gpus={decisions.allocation.gpus_per_node}",
+        f"userns={int(bool(decisions.pins.distinct))}",
+        *_checked_images(decisions),
+        *_checked_mounts(decisions),
+        *_checked_interfaces(decisions),
     ]
 
 
-def _checks_of_container(made: Decisions) -> list[str]:
-    return [f"run={made.paths.run.root}", f"cache={made.paths.cache}", *_checked_images(made)]
+def _checks_of_container(decisions: Decisions) -> list[str]:
+    return [f"run={decisions.paths.run.root}", f"cache={decisions.paths.cache}", *_checked_images(decisions)]
 
 
-def _checked_images(made: Decisions) -> Iterator[str]:
-    again = made.job.preflight.verify_image
-    for pin in made.pins.distinct:
+def _checked_images(decisions: Decisions) -> Iterator[str]:
+    again = decisions.job.preflight.verify_image
+    for pin in decisions.pins.distinct:
         if pin.image.startswith("/"):
             yield f"image={pin.image}"
         if pin.lock is not None:
@@ -122,93 +126,93 @@ def _checked_images(made: Decisions) -> Iterator[str]:
         yield "verify=1"
 
 
-def _checked_mounts(made: Decisions) -> Iterator[str]:
+def _checked_mounts(decisions: Decisions) -> Iterator[str]:
     """Mounts that a container needs. The run folder and the cache have their own checks."""
-    known = {"tmpfs", made.paths.cache, str(made.paths.run.root)}
-    for mount in made.paths.mounts if made.runtime.containerized else ():
+    known = {"tmpfs", decisions.paths.cache, str(decisions.paths.run.root)}
+    for mount in decisions.paths.mounts if decisions.runtime.containerized else ():
         if mount.source not in known:
             yield f"source={mount.source}"
 
 
-def _checked_interfaces(made: Decisions) -> Iterator[str]:
-    env = {**made.resolved.cluster.network, **made.job.env}
+def _checked_interfaces(decisions: Decisions) -> Iterator[str]:
+    env = {**decisions.resolved.cluster.network, **decisions.job.env}
     yield from (f"interface={env[name]}" for name in _INTERFACE_ENV if env.get(name))
 
 
-def probe_step(made: Decisions) -> list[str]:
+def probe_step(decisions: Decisions) -> list[str]:
     """Starts the container once on every node, with one task; empty if the preflight has no such check, or does it itself."""
-    if not (_probes(made) and made.runtime.by_srun):
+    if not (_probes(decisions) and decisions.runtime.by_srun):
         return []
-    step = start_helper("kit-probe", made.every_node, f"{made.paths.run.logs}/preflight.log")
-    return contain(made, made.main, step, *_probe(made))
+    step = start_helper("kit-probe", decisions.every_node, f"{decisions.paths.run.logs}/preflight.log")
+    return contain(decisions, decisions.main, step, *_probe(decisions))
 
 
-def _probes(made: Decisions) -> bool:
+def _probes(decisions: Decisions) -> bool:
     """Whether the preflight starts the container."""
-    checks = made.job.preflight
-    return checks.enabled and checks.container and made.runtime.containerized
+    checks = decisions.job.preflight
+    return checks.enabled and checks.container and decisions.runtime.containerized
 
 
-def _probe(made: Decisions) -> list[str]:
+def _probe(decisions: Decisions) -> list[str]:
     """The program that reports from inside the container that it runs."""
-    image_env = f"{made.main.folder}/image-env.sh".lstrip("/")
-    return [f"{made.paths.inside.run}/bin/probe.sh", made.job.python, image_env]
+    image_env = f"{decisions.main.folder}/image-env.sh".lstrip("/")
+    return [f"{decisions.paths.inside.run}/bin/probe.sh", decisions.job.python, image_env]
 
 
-def stage_step(made: Decisions) -> list[str]:
+def stage_step(decisions: Decisions) -> list[str]:
     """Copies the image to every node's own disk; empty unless the job asks for it."""
-    choice, pin, run = made.job.staged, made.pin, made.paths.run
+    choice, pin, run = decisions.job.staged, decisions.pin, decisions.paths.run
     if choice is None or pin.lock is None:
         return []
-    command = [f"{run.bin}/stage.sh", pin.stored, pin.lock.sha256, made.paths.stage, str(int(choice.cap_gb * 1e6))]
-    return [*start_helper("kit-stage", made.every_node, f"{run.logs}/stage.log"), *command]
+    command = [f"{run.bin}/stage.sh", pin.stored, pin.lock.sha256, decisions.paths.stage, str(int(choice.cap_gb * 1e6))]
+    return [*start_helper("kit-stage", decisions.every_node, f"{run.logs}/stage.log"), *command]
 
 
-def image_chain(made: Decisions) -> list[str]:
+def image_chain(decisions: Decisions) -> list[str]:
     """The file in the store, and its digest, that the nodes pass on to each other; empty unless there are nodes that should."""
-    choice, pin = made.job.staged, made.pin
-    if choice is None or choice.stage != "chain" or pin.lock is None or made.every_node == 1:
+    choice, pin = decisions.job.staged, decisions.pin
+    if choice is None or choice.stage != "chain" or pin.lock is None or decisions.every_node == 1:
         return []
     return [pin.stored, pin.lock.sha256]
 
 
-def container_step(made: Decisions) -> list[str]:
+def container_step(decisions: Decisions) -> list[str]:
     """Removes the container files that Pyxis unpacked, at the end; the batch script adds names. Empty under another runtime."""
-    if made.job.container.runtime != "pyxis":
+    if decisions.job.container.runtime != "pyxis":
         return []
-    run = made.paths.run
-    step = start_helper("kit-container", made.every_node, f"{run.logs}/container.log")
-    return [*step, *(["--no-kill"] if made.job.retry.spares else []), f"{run.bin}/container.sh"]
+    run = decisions.paths.run
+    step = start_helper("kit-container", decisions.every_node, f"{run.logs}/container.log")
+    return [*step, *(["--no-kill"] if decisions.job.retry.spares else []), f"{run.bin}/container.sh"]
 
 
-def shell_step(made: Decisions) -> list[str]:
+def shell_step(decisions: Decisions) -> list[str]:
     """An interactive shell: one task on one node, which shares the job's resources there."""
     srun = ["srun", "--pty", "--overlap", "--mem=0", "--nodes=1", "--ntasks=1", "--mpi=none", "--export=ALL"]
-    inside, main = made.paths.inside, made.main
-    return contain(made, main, srun, f"{inside.run}/bin/shell.sh", inside.workdir, *filter(None, [main.folder]))
+    inside, main = decisions.paths.inside, decisions.main
+    return contain(decisions, main, srun, f"{inside.run}/bin/shell.sh", inside.workdir, *filter(None, [main.folder]))
 
 
-def shell_checks(made: Decisions) -> list[list[str]]:
+def shell_checks(decisions: Decisions) -> list[list[str]]:
     """Steps that must succeed on every node before a shell is opened in the container: copying images, checking digests."""
-    if not made.runtime.containerized:
+    if not decisions.runtime.containerized:
         return []
-    stage = stage_step(made)
-    check = start_helper("kit-preflight", made.every_node, None)
-    check += [f"{made.paths.run.bin}/preflight.sh", *_checks_of_container(made)]
+    stage = stage_step(decisions)
+    check = start_helper("kit-preflight", decisions.every_node, None)
+    check += [f"{decisions.paths.run.bin}/preflight.sh", *_checks_of_container(decisions)]
     return [*([stage] if stage else []), check]
 
 
-def contain(made: Decisions, placed: RolePlacement, srun: list[str], *command: str) -> list[str]:
+def contain(decisions: Decisions, placed: RolePlacement, srun: list[str], *command: str) -> list[str]:
     """A command in the container of a role."""
     container = Container(
-        image=made.pins.of(placed).image,
-        mounts=made.paths.mounts,
-        workdir=made.paths.inside.workdir,
-        options=made.job.container,
-        bin=made.paths.run.bin,
-        home=made.site.home,
+        image=decisions.pins.find_pin(placed).image,
+        mounts=decisions.paths.mounts,
+        workdir=decisions.paths.inside.workdir,
+        options=decisions.job.container,
+        bin=decisions.paths.run.bin,
+        home=decisions.site.home,
     )
-    return made.runtime.wrap(srun, command, container)
+    return decisions.runtime.wrap(srun, command, container)
 
 
 def start_helper(name: str, nodes: int | None, output: str | None) -> list[str]:
@@ -256,16 +260,16 @@ class _Form:
     argv: tuple[str, ...]
 
 
-def step_groups(made: Decisions) -> list[StepGroup]:
+def step_groups(decisions: Decisions) -> list[StepGroup]:
     """All steps of a run's roles, in order."""
-    forms = [(number, placed, _form(made, placed)) for number, placed in enumerate(made.roles)]
-    found = []
+    forms = [(number, placed, _form(decisions, placed)) for number, placed in enumerate(decisions.roles)]
+    groups = []
     for form, alike in groupby(forms, key=lambda one: one[2]):
-        found.append(_group(form, [(number, placed) for number, placed, _ in alike]))
-    return found
+        groups.append(_group(form, [(number, placed) for number, placed, _ in alike]))
+    return groups
 
 
-def _form(made: Decisions, placed: RolePlacement) -> _Form:
+def _form(decisions: Decisions, placed: RolePlacement) -> _Form:
     general = replace(placed, name=_mark("name"))
     facts = {**general.facts(), "variable": _mark("variable"), "first": _mark("first")}
     names = [pair.partition("=")[0] for pair in placed.env()]
@@ -273,7 +277,7 @@ def _form(made: Decisions, placed: RolePlacement) -> _Form:
     return _Form(
         facts=tuple((name, str(value)) for name, value in facts.items()),
         env=tuple(env),
-        argv=tuple(role_step(made, general)),
+        argv=tuple(role_step(decisions, general)),
     )
 
 

@@ -43,8 +43,8 @@ def _named(key: str, env: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def _warnings(words: Iterable[tuple[str, str]]) -> Iterator[Fault]:
     for key, word in words:
-        if found := _VARIABLE.search(word):
-            name = found[1]
+        if match := _VARIABLE.search(word):
+            name = match[1]
             hint = f'inherit = ["{name}"] at the top of the file, and let the program read it; or write its value'
             if key.startswith("env.") and key == f"env.{name}":
                 # The variable with more in front or behind: its value is known only on the nodes, in a shell.
@@ -54,7 +54,7 @@ def _warnings(words: Iterable[tuple[str, str]]) -> Iterator[Fault]:
                 )
             elif name in _RANK:
                 hint = f'rank_args = {{ --{name.lower()} = "{name}" }}'
-            yield Fault(key=key, problem=f"nothing expands {found[0]}: the program gets the text itself", hint=hint)
+            yield Fault(key=key, problem=f"nothing expands {match[0]}: the program gets the text itself", hint=hint)
         elif _HOME.search(word):
             problem = "nothing expands ~: the program gets the text itself"
             yield Fault(key=key, problem=problem, hint="write the path from / on, as the ranks see it")

@@ -49,22 +49,22 @@ def folders(project: Path) -> list[Path]:
 
     For a cluster over ssh, the folder in its mirror, without updating it.
     """
-    found = []
+    run_folders = []
     for name in data_folders.names("clusters", project_dir=project):
         try:
             entry = data_folders.find("clusters", name, project_dir=project)
             known = known_files.cluster(entry.path)
-            found.append(_mirror_of(name, entry.path) if known.ssh else filled(known.runs, project))
+            run_folders.append(_mirror_of(name, entry.path) if known.ssh else filled(known.runs, project))
         except ConfigError:
             continue
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(run_folders))
 
 
 def _mirror_of(name: str, path: Path) -> Path:
     from kit import config
     from kit.schema.cluster import Cluster
 
-    return mirrors.of(name, config.load_model(path, Cluster)).runs
+    return mirrors.find_mirror(name, config.load_model(path, Cluster)).runs
 
 
 def find_all(folders: list[Path]) -> list[tuple[Path, Facts]]:

@@ -31,12 +31,12 @@ _TAIL_BYTES = 64 << 10
 _MANIFEST, _EVENTS, _CLOSED = RunPaths(Path()).manifest, RunPaths(Path()).events, RunPaths(Path()).closed
 
 
-def is_over(run_dir: Path, one: Facts) -> bool:
+def is_over(run_dir: Path, facts: Facts) -> bool:
     """Whether the folder alone tells that the run has ended: the batch script closed its record after everything else.
 
     False for a chain, whose later links Slurm may have, and after the run was submitted again.
     """
-    if one.exit_code is None or one.problem or one.links or one.imported:
+    if facts.exit_code is None or facts.problem or facts.links or facts.imported:
         return False
     try:
         closed = os.stat(f"{run_dir}/{_CLOSED}").st_mtime_ns  # noqa: PTH116
@@ -46,15 +46,15 @@ def is_over(run_dir: Path, one: Facts) -> bool:
         return False
 
 
-def state(run_dir: Path, one: Facts) -> str:
+def state(run_dir: Path, facts: Facts) -> str:
     """Slurm's word for the end of a run whose batch script has recorded its code."""
-    plain = "COMPLETED" if one.exit_code == 0 else "FAILED"
+    plain = "COMPLETED" if facts.exit_code == 0 else "FAILED"
     # A preemption with a grace time reaches the ranks only.
-    if not one.asked_to_end and one.exit_code != _DOUBTED:
+    if not facts.asked_to_end and facts.exit_code != _DOUBTED:
         return plain
-    found = _slurms_word(run_dir, one) or ("CANCELLED" if one.asked_to_end else plain)
+    found = _slurms_word(run_dir, facts) or ("CANCELLED" if facts.asked_to_end else plain)
     # The mark of a preemption stays on a job that ended well: the batch script records no 0 if it was itself preempted.
-    return plain if found == "PREEMPTED" and one.exit_code == 0 else found
+    return plain if found == "PREEMPTED" and facts.exit_code == 0 else found
 
 
 def reason(ended: str) -> str:
@@ -62,7 +62,7 @@ def reason(ended: str) -> str:
     return _REASONS.get(ended, "")
 
 
-def _slurms_word(run_dir: Path, one: Facts) -> str:
+def _slurms_word(run_dir: Path, facts: Facts) -> str:
     """The reason in the last line of Slurm in the last start's log; empty if there is none, as for a plain cancel."""
     try:
         text = untrusted_files.tail(log_places.batch(run_dir)[0], _TAIL_BYTES).decode(errors="replace")
@@ -70,7 +70,7 @@ def _slurms_word(run_dir: Path, one: Facts) -> str:
         text = ""
     last = [found.end() for found in re.finditer(START, text)]
     text = text[last[-1] if last else 0 :]
-    job = str(one.started[-1]) if one.started else ""
+    job = str(facts.started[-1]) if facts.started else ""
     for line in reversed([*re.finditer(SLURM_ENDED, text)]):
         if line["job"] == job and line["why"] in _STATES:
             return _STATES[line["why"]]

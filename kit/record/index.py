@@ -37,28 +37,28 @@ def runs(folder: Path) -> list[tuple[Path, Facts]]:
     """Every run in a folder of runs, including points of sweeps, in no order. Also points whose folders are not made yet."""
     if not folder.is_dir() and not _has_points(str(folder.parent)):
         return []
-    place = _place(folder)
-    known, now = _load(place), dict[str, _Entry]()
-    found = []
+    index_path = _place(folder)
+    known, now = _load(index_path), dict[str, _Entry]()
+    pairs = []
     templates: dict[str, Facts] = {}
     for path, seen in _run_dirs(str(folder)):
         if isinstance(seen, Unmade):
-            found.append((Path(path), _of_unmade(seen, templates, known, now)))
+            pairs.append((Path(path), _of_unmade(seen, templates, known, now)))
             continue
-        one, entry = _read(path, seen, known.get(path))
-        if not one.problem:
+        record, entry = _read(path, seen, known.get(path))
+        if not record.problem:
             # Read it again next time: a change of permissions does not change its times.
             now[path] = entry
-        found.append((Path(path), one))
+        pairs.append((Path(path), record))
     if now != known:
-        _store(place, now)
-    return found
+        _store(index_path, now)
+    return pairs
 
 
 def facts(run_dirs: Sequence[Path]) -> list[tuple[Path, Facts]]:
     """The facts of some run folders, each with its path. A manifest that the index has already is not read again."""
     loaded: dict[Path, tuple[dict[str, _Entry], dict[str, _Entry]]] = {}
-    found = []
+    pairs = []
     for run_dir in run_dirs:
         path, folder = str(run_dir), _folder_of(run_dir)
         if folder not in loaded:
@@ -68,17 +68,17 @@ def facts(run_dirs: Sequence[Path]) -> list[tuple[Path, Facts]]:
         known, now = loaded[folder]
         if seen is None:
             unmade = unmade_points.find(run_dir)
-            one = run_facts.read(run_dir) if unmade is None else _of_unmade(unmade, {}, known, now)
-            found.append((run_dir, one))
+            record = run_facts.read_facts(run_dir) if unmade is None else _of_unmade(unmade, {}, known, now)
+            pairs.append((run_dir, record))
             continue
-        one, entry = _read(path, seen, known.get(path))
-        if not one.problem:
+        record, entry = _read(path, seen, known.get(path))
+        if not record.problem:
             now[path] = entry
-        found.append((run_dir, one))
+        pairs.append((run_dir, record))
     for folder, (known, now) in loaded.items():
         if now != known and _is_small(_place(folder)):
             _store(_place(folder), now)
-    return found
+    return pairs
 
 
 def _folder_of(run_dir: Path) -> Path:
@@ -86,10 +86,10 @@ def _folder_of(run_dir: Path) -> Path:
     return run_dir.parent.parent.parent if run_dir.parent.name == POINTS else run_dir.parent
 
 
-def _is_small(place: Path) -> bool:
+def _is_small(index_path: Path) -> bool:
     """Whether an index takes less time to read than a manifest. A missing index is small."""
     try:
-        return place.stat().st_size < _SMALL_BYTES
+        return index_path.stat().st_size < _SMALL_BYTES
     except OSError:
         return True
 
@@ -102,23 +102,23 @@ def _read(path: str, seen: list[int], entry: _Entry | None) -> tuple[Facts, _Ent
         # During a run, its events grow and its manifest does not change.
         one = run_facts.with_events(_facts(entry[1]), Path(path))
     else:
-        one = run_facts.read(Path(path))
+        one = run_facts.read_facts(Path(path))
     return one, [seen, [getattr(one, name) for name in _NAMES]]
 
 
-def _of_unmade(one: Unmade, templates: dict[str, Facts], known: dict[str, _Entry], now: dict[str, _Entry]) -> Facts:
+def _of_unmade(point: Unmade, templates: dict[str, Facts], known: dict[str, _Entry], now: dict[str, _Entry]) -> Facts:
     """The facts of a point without a folder: those of its template, with its own name and job.
 
     templates: those that were read already. known, now: the index, as it is and as it will be.
     """
-    if one.template not in templates:
-        made, entry = _read(one.template, _signature(one.template) or [0] * 6, known.get(one.template))
+    if point.template not in templates:
+        made, entry = _read(point.template, _signature(point.template) or [0] * 6, known.get(point.template))
         if not made.problem:
-            now[one.template] = entry
-        templates[one.template] = made
+            now[point.template] = entry
+        templates[point.template] = made
     own = object.__new__(Facts)
-    own.__dict__.update(templates[one.template].__dict__)
-    own.__dict__.update(run_id=os.path.basename(one.run_dir), slurm_id=one.slurm_id)  # noqa: PTH119
+    own.__dict__.update(templates[point.template].__dict__)
+    own.__dict__.update(run_id=os.path.basename(point.run_dir), slurm_id=point.slurm_id)  # noqa: PTH119
     return own
 
 
@@ -154,13 +154,13 @@ def _points(sweep: str) -> Iterator[tuple[str, list[int] | Unmade]]:
     """The points of a sweep."""
     # Listed before the folders: a point whose folder is made meanwhile is found as one that has it.
     unmade = [*unmade_points.with_template(sweep)]
-    made = set()
+    folders = set()
     for point in _inside(f"{sweep}/{POINTS}"):
         seen = _signature(point)
         if seen is not None:
-            made.add(point)
+            folders.add(point)
             yield point, seen
-    yield from ((one.run_dir, one) for one in unmade if one.run_dir not in made)
+    yield from ((one.run_dir, one) for one in unmade if one.run_dir not in folders)
 
 
 def _inside(folder: str) -> list[str]:
@@ -183,16 +183,16 @@ def _is_folder(one: os.DirEntry[str]) -> bool:
 def _signature(run_dir: str) -> list[int] | None:
     """Inode, size and time of the manifest and the events; None if the folder is not a run's."""
     try:
-        made = _stat(f"{run_dir}/manifest.json")
+        manifest_stat = _stat(f"{run_dir}/manifest.json")
     except PermissionError:
         # A folder of another user, closed to others; it is listed with that reason.
         return [*_HIDDEN, *_HIDDEN]
-    if not made[0] and not _is_left(run_dir):
+    if not manifest_stat[0] and not _is_left(run_dir):
         return None
     try:
-        return made + _stat(f"{run_dir}/state/events.jsonl")
+        return manifest_stat + _stat(f"{run_dir}/state/events.jsonl")
     except PermissionError:
-        return [*made, *_HIDDEN]
+        return [*manifest_stat, *_HIDDEN]
 
 
 def _stat(path: str) -> list[int]:
@@ -225,17 +225,19 @@ def _place(folder: Path) -> Path:
     return cache_files.place("runs", folder.absolute())
 
 
-def _load(place: Path) -> dict[str, _Entry]:
+def _load(index_path: Path) -> dict[str, _Entry]:
     try:
-        table = json.loads(untrusted_files.read_bytes(place))
+        table = json.loads(untrusted_files.read_bytes(index_path))
         entries = table["runs"] if table["form"] == [_FORM, *_NAMES] else {}
         return {path: entry for path, entry in entries.items() if len(entry[1]) == len(_NAMES)}
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return {}
 
 
-def _store(place: Path, entries: dict[str, _Entry]) -> None:
+def _store(index_path: Path, entries: dict[str, _Entry]) -> None:
     # Imported here: a project in which nothing has changed is read without it.
     from pydantic_core import to_json
 
-    cache_files.write(place, to_json({"form": [_FORM, *_NAMES], "runs": entries}, inf_nan_mode="constants").decode())
+    cache_files.write(
+        index_path, to_json({"form": [_FORM, *_NAMES], "runs": entries}, inf_nan_mode="constants").decode()
+    )

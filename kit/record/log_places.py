@@ -40,13 +40,13 @@ def _stream(folder: Path, rank: int, start: int, stream: str) -> list[Path]:
 def batch(run_dir: Path) -> list[Path]:
     """The files of the newest batch script's output, its standard error first: logs/batch.log, or links to the job's own files."""
     paths = RunPaths(run_dir)
-    found = [
+    logs = [
         (int(named[2]), named[1] != "error", path)
         for path in paths.logs.glob("*.log")
         if (named := _BATCH.fullmatch(path.name))
     ]
-    newest = max((job for job, _, _ in found), default=0)
-    linked = [path for job, _, path in sorted(found) if job == newest]
+    newest = max((job for job, _, _ in logs), default=0)
+    linked = [path for job, _, path in sorted(logs) if job == newest]
     return linked or [paths.batch_log]
 
 

@@ -100,20 +100,20 @@ def sources(run_dir: Path, wanted: Wanted) -> list[Path]:
         kinds = ("batch", "error", "task")
         if (of_rank := rank_log(path.name)) is not None:
             return (*by_folder, len(kinds), *of_rank)
-        found = re.fullmatch(r"(batch|error|task)(?:-(\d{1,18}))?", path.stem)
-        place = (kinds.index(found[1]), int(found[2] or 0)) if found else (len(kinds) + 1, 0)
+        match = re.fullmatch(r"(batch|error|task)(?:-(\d{1,18}))?", path.stem)
+        place = (kinds.index(match[1]), int(match[2] or 0)) if match else (len(kinds) + 1, 0)
         return (*by_folder, *place, 0, "")
 
     folder = paths.logs / wanted.role if wanted.role else paths.logs
     # batch.log may be a link to the job's own output file. Links to the newest start of a role would show its lines twice.
-    found = [p for p in folder.glob("**/*.log") if not p.name.startswith("latest_")]
-    ranks = [(p, named) for p in found if (named := rank_log(p.name))]
+    files = [p for p in folder.glob("**/*.log") if not p.name.startswith("latest_")]
+    ranks = [(p, named) for p in files if (named := rank_log(p.name))]
     if wanted.ranks:
         return sorted((p for p, named in ranks if named.rank in wanted.ranks), key=order)
     links = {p: _inode(log_places.real(run_dir, p)) for p, named in ranks if named.stream}
     # A file of torchrun's in this folder has a second name there.
     known = {*links.values()}
-    return sorted((p for p in found if not known or p in links or _inode(p) not in known), key=order)
+    return sorted((p for p in files if not known or p in links or _inode(p) not in known), key=order)
 
 
 def _inode(path: Path) -> tuple[int, int] | None:
@@ -144,7 +144,7 @@ def require_rank(run_dir: Path, rank: int | None) -> None:
     """UsageError if the run has no rank with this number, since its log would never appear."""
     paths = RunPaths(run_dir)
     # A run has logs even if its manifest cannot be read.
-    ranks = max(run_facts.read(run_dir).world_sizes.values(), default=0)
+    ranks = max(run_facts.read_facts(run_dir).world_sizes.values(), default=0)
     if rank is not None and 0 < ranks <= rank and not any(paths.logs.glob(f"**/rank-{rank}.log")):
         raise UsageError(f"{run_dir.name} has no rank {rank}", hint=f"its ranks are 0 to {ranks - 1}")
 
@@ -229,15 +229,15 @@ def _last_offset(path: Path, count: int) -> int:
         at = end = os.fstat(source.fileno()).st_size
         if count == 0:
             return end
-        found = 0
+        breaks = 0
         while at > 0:
             size = min(_LOOK, at)
             at -= size
             source.seek(at)
             for one in reversed([*_BREAK.finditer(source.read(size))]):
                 # The line end at the very end of the file starts no further line.
-                found += at + one.end() != end
-                if found == count:
+                breaks += at + one.end() != end
+                if breaks == count:
                     return at + one.end()
     return 0
 

@@ -166,7 +166,7 @@ def load(model: type[_Model], path: Path | str, *, absent: Callable[[], RunError
         raise RunError(f"{path}: {problem(error)}") from None
 
 
-def read(path: Path | str) -> Manifest:
+def read_manifest(path: Path | str) -> Manifest:
     """The manifest of a run; RunError, with a one-line reason, if it is missing, damaged, or of a newer kit."""
     made = load(Manifest, path, absent=lambda: _absent(Path(path)))
     if made.schema_version > _VERSION:
@@ -224,7 +224,7 @@ def origin(
     )
 
 
-def of(
+def make_manifest(
     plan: Plan, *, job_file: Path, user: str, now: datetime, slurm_version: str, workspace: Workspace | None = None
 ) -> Manifest:
     """The manifest of a plan that is about to be submitted."""

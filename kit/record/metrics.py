@@ -53,13 +53,13 @@ class Latest:
     source: str = ""
 
     def __str__(self) -> str:
-        said = [f"step {self.step}"]
+        parts = [f"step {self.step}"]
         named = {"loss": "loss", "eval_loss": "validation loss"}
-        said += [f"{name} {self.values[key]:.4f}" for key, name in named.items() if key in self.values]
+        parts += [f"{name} {self.values[key]:.4f}" for key, name in named.items() if key in self.values]
         rates = {"tokens_per_second": "tokens/s", "images_per_second": "images/s"}
-        said += [f"{self.values[key]:,.0f} {name}" for key, name in rates.items() if key in self.values]
-        said += [f"MFU {self.values['mfu']:.1%}"] if "mfu" in self.values else []
-        return ", ".join(said) + (f" (from {self.source})" if self.source else "")
+        parts += [f"{self.values[key]:,.0f} {name}" for key, name in rates.items() if key in self.values]
+        parts += [f"MFU {self.values['mfu']:.1%}"] if "mfu" in self.values else []
+        return ", ".join(parts) + (f" (from {self.source})" if self.source else "")
 
 
 def files(run_dir: Path) -> list[Path]:
@@ -73,14 +73,17 @@ def records(run_dir: Path | str) -> list[Record]:
     try:
         # Try to read the usual file first, by a name that is text: checking whether it exists, or making a path, takes too long
         # for 10,000 runs.
-        found = [json_lines.read(untrusted_files.read_bytes(f"{run_dir}/{_NAME}", most=_MOST_BYTES))]
+        groups = [json_lines.parse_records(untrusted_files.read_bytes(f"{run_dir}/{_NAME}", most=_MOST_BYTES))]
     except FileNotFoundError:
-        found = [json_lines.read(untrusted_files.read_bytes(path, most=_MOST_BYTES)) for path in files(Path(run_dir))]
-    if not any(found):
+        groups = [
+            json_lines.parse_records(untrusted_files.read_bytes(path, most=_MOST_BYTES))
+            for path in files(Path(run_dir))
+        ]
+    if not any(groups):
         return run_figures.records(run_dir)
-    if len(found) == 1:
-        return found[0]
-    return sorted((record for group in found for record in group), key=lambda record: str(record.get("time", "")))
+    if len(groups) == 1:
+        return groups[0]
+    return sorted((record for group in groups for record in group), key=lambda record: str(record.get("time", "")))
 
 
 def latest(run_dir: Path) -> Latest | None:
@@ -91,37 +94,37 @@ def latest(run_dir: Path) -> Latest | None:
 
 def _observed(run_dir: Path) -> Latest | None:
     """What the program's own log and trackers say."""
-    found = run_figures.latest(run_dir)
-    if not found:
+    figures = run_figures.latest(run_dir)
+    if not figures:
         return None
     values: dict[str, float] = {}
-    sources = [found[0].source]
-    for one in found:
+    sources = [figures[0].source]
+    for one in figures:
         own: dict[str, float] = {}
         for record in one.records(run_figures.SOURCE):
             own |= {name: value for name, value in record.items() if name not in {"step", run_figures.SOURCE}}
-        if one is not found[0] and "loss" in own.keys() - values.keys():
+        if one is not figures[0] and "loss" in own.keys() - values.keys():
             sources.append(f"loss from {one.source}")
         values = {**own, **values}
-    return Latest(step=found[0].last_step, time=found[0].when, values=values, source="; ".join(sources))
+    return Latest(step=figures[0].last_step, time=figures[0].when, values=values, source="; ".join(sources))
 
 
 def _latest_of(path: Path) -> Latest | None:
-    found: Latest | None = None
+    newest: Latest | None = None
     values: dict[str, float] = {}
     for record in _tail(path):
         step, time = record.get("step"), record.get("time", "")
         if not isinstance(step, int) or isinstance(step, bool) or not isinstance(time, str):
             continue
-        if found is not None and step < found.step:  # the program continued from a checkpoint before the last step
+        if newest is not None and step < newest.step:  # the program continued from a checkpoint before the last step
             values = {}
         values |= {
             name: value
             for name, value in record.items()
             if isinstance(value, int | float) and not isinstance(value, bool) and name not in {"step", "restart"}
         }
-        found = Latest(step=step, time=time, values=dict(values))
-    return found
+        newest = Latest(step=step, time=time, values=dict(values))
+    return newest
 
 
 def quorum(run_dir: Path) -> Quorum | None:
@@ -147,4 +150,4 @@ def _quorum_of(record: Record) -> Quorum | None:
 
 def _tail(path: Path) -> list[Record]:
     """The last records of a file."""
-    return json_lines.read(untrusted_files.tail(path, _TAIL_BYTES))
+    return json_lines.parse_records(untrusted_files.tail(path, _TAIL_BYTES))

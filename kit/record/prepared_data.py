@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 _FILE, _FORMAT = "prepared.json", "kit-tokens"
 
 
-def digests(made: Decisions) -> dict[str, str]:
+def digests(decisions: Decisions) -> dict[str, str]:
     """Each `--data` argument that names prepared data -> its digest. Data that this machine cannot see are left out."""
     found = {}
-    for named in _named(made.job.args):
-        digest = _digest(_on_the_host(made, named) / _FILE)
+    for named in _named(decisions.job.args):
+        digest = _digest(_on_the_host(decisions, named) / _FILE)
         if digest:
             found[named] = digest
     return found
@@ -33,14 +33,14 @@ def _named(args: Sequence[str]) -> Iterator[str]:
             yield value if equals else following
 
 
-def _on_the_host(made: Decisions, named: str) -> Path:
+def _on_the_host(decisions: Decisions, named: str) -> Path:
     """The host's path for a path that the program sees: through the innermost mount that contains it."""
-    inside = PurePosixPath(made.paths.inside.workdir, named)
-    if not made.runtime.containerized:
+    inside = PurePosixPath(decisions.paths.inside.workdir, named)
+    if not decisions.runtime.containerized:
         return Path(inside)
     # The workspace is the job's folder or a copy of it that is not made yet, so look in the folder.
-    sources = {mount.target: mount.source for mount in made.paths.mounts}
-    sources[made.paths.inside.workspace] = str(made.resolved.job_dir)
+    sources = {mount.target: mount.source for mount in decisions.paths.mounts}
+    sources[decisions.paths.inside.workspace] = str(decisions.resolved.job_dir)
     for target in sorted(sources, key=len, reverse=True):
         if inside.is_relative_to(target):
             return Path(sources[target], inside.relative_to(target))

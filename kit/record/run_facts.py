@@ -73,13 +73,13 @@ class Facts:
         return self.slurm_id if self.slurm_id is not None else next(iter(self.started), None)
 
 
-def read(run_dir: Path) -> Facts:
+def read_facts(run_dir: Path) -> Facts:
     """Read the facts. Never raises, whatever the folder contains: if the manifest cannot be read, `problem` says why."""
     from kit.record import manifest
 
     recorded = events(run_dir)
     try:
-        made = manifest.read(f"{run_dir}/{_MANIFEST}")
+        record = manifest.read_manifest(f"{run_dir}/{_MANIFEST}")
     except RunError as error:
         return Facts(
             run_id=run_dir.name,
@@ -89,22 +89,22 @@ def read(run_dir: Path) -> Facts:
             **_of_events(recorded),
         )
     return Facts(
-        run_id=made.run_id,
-        job_name=made.job_name,
-        cluster=made.cluster,
-        image_digest=made.image_digest,
-        image_name=made.image_name if made.runtime != "bare" else None,
-        launcher=f"{made.launcher} ({made.shape})",
-        runtime=made.runtime,
-        git=f"{made.git.commit}{' (dirty)' if made.git.dirty else ''}" if made.git else None,
-        workspace=str(made.workspace or ""),
-        tree=made.workspace.tree if made.workspace else None,
-        rerun_of=made.rerun_of,
-        partner=made.partner,
-        world_sizes=made.world_sizes,
-        submitted_at=made.submitted_at.timestamp(),
-        interactive=made.interactive,
-        **_of_jobs(made, recorded),
+        run_id=record.run_id,
+        job_name=record.job_name,
+        cluster=record.cluster,
+        image_digest=record.image_digest,
+        image_name=record.image_name if record.runtime != "bare" else None,
+        launcher=f"{record.launcher} ({record.shape})",
+        runtime=record.runtime,
+        git=f"{record.git.commit}{' (dirty)' if record.git.dirty else ''}" if record.git else None,
+        workspace=str(record.workspace or ""),
+        tree=record.workspace.tree if record.workspace else None,
+        rerun_of=record.rerun_of,
+        partner=record.partner,
+        world_sizes=record.world_sizes,
+        submitted_at=record.submitted_at.timestamp(),
+        interactive=record.interactive,
+        **_of_jobs(record, recorded),
     )
 
 
@@ -141,7 +141,7 @@ def events(run_dir: Path) -> list[dict[str, object]]:
         text = untrusted_files.tail(f"{run_dir}/{_EVENTS}", _EVENTS_BYTES)
     except OSError:
         return []
-    return [event for event in json_lines.read(text) if _is_event(event)]
+    return [event for event in json_lines.parse_records(text) if _is_event(event)]
 
 
 def _is_event(event: dict[str, object]) -> bool:
@@ -154,11 +154,11 @@ def _is_event(event: dict[str, object]) -> bool:
     )
 
 
-def _of_jobs(made: Manifest, recorded: list[dict[str, object]]) -> dict[str, Any]:
+def _of_jobs(record: Manifest, recorded: list[dict[str, object]]) -> dict[str, Any]:
     """The run's jobs; none for an imported run, since these numbers belong to other jobs here."""
-    if made.imported is not None:
+    if record.imported is not None:
         return {**_of_events(recorded), "started": (), "imported": True}
-    return {**_of_events(recorded), "slurm_id": made.slurm_id, "links": made.links}
+    return {**_of_events(recorded), "slurm_id": record.slurm_id, "links": record.links}
 
 
 def _of_events(recorded: list[dict[str, object]]) -> dict[str, Any]:

@@ -103,7 +103,7 @@ def _write(path: Path, text: str) -> None:
         sink.write(text)
 
 
-def read(run_dir: Path) -> dict[str, str]:
+def read_secrets(run_dir: Path) -> dict[str, str]:
     """Name -> value of the secrets in the folder of a run that has not ended; empty for any other run."""
     try:
         lines = untrusted_files.read_text(run_dir / FILE)

@@ -112,13 +112,13 @@ def make(run_dir: Path) -> None:
 
     If it cannot be made, as on a full disk, prints the reason to stderr; the point remains as it is.
     """
-    one = find(run_dir)
-    if one is None or one.job_id is None or mirrors.holding(run_dir) or not _is_own(one.array):
+    point = find(run_dir)
+    if point is None or point.job_id is None or mirrors.holding(run_dir) or not _is_own(point.array):
         return
     # The kit's own script, not the sweep's copy: programs in folders of runs are data here.
     script = data_folders.packaged() / "templates/sweep/make_point.sh"
     try:
-        shell.run(["bash", str(script), one.array, str(one.task), str(one.job_id)], timeout=_TIMEOUT_S)
+        shell.run(["bash", str(script), point.array, str(point.task), str(point.job_id)], timeout=_TIMEOUT_S)
     except ToolError as error:
         print(f"kit: {run_dir.name}: its run folder cannot be made: {error.message}", file=sys.stderr)
 

@@ -30,57 +30,57 @@ _SPEEDS = ("tokens_per_second", "images_per_second")
 _SLOWER = 1.1
 
 
-def run(one: Status, closed: Ledger, price: Price | None) -> dict[str, Any]:
+def run(status: Status, closed: Ledger, price: Price | None) -> dict[str, Any]:
     """All data that the report shows for one run."""
-    record = Record(status=one)
+    record = Record(status=status)
     return {
-        "id": one.run_dir.name,
-        "facts": _facts(one),
+        "id": status.run_dir.name,
+        "facts": _facts(status),
         "why": _why(record),
-        "patch": _patch(one.run_dir),
+        "patch": _patch(status.run_dir),
         "ledger": as_dict(closed, price),
-        **read_curves(one.run_dir),
-        "step_times": _step_times(one.run_dir),
-        "gpus": _gpus(one.run_dir),
-        "events": _events(one.run_dir),
-        "stragglers": _stragglers(one.run_dir),
+        **read_curves(status.run_dir),
+        "step_times": _step_times(status.run_dir),
+        "gpus": _gpus(status.run_dir),
+        "events": _events(status.run_dir),
+        "stragglers": _stragglers(status.run_dir),
         "failed": _failed(record),
     }
 
 
-def brief(one: Status, closed: Ledger, price: Price | None) -> dict[str, Any]:
+def brief(status: Status, closed: Ledger, price: Price | None) -> dict[str, Any]:
     """The data of one run among several: facts, end, ledger and curves."""
-    made = as_dict(closed, price)
-    made.pop("by_node")
+    accounts = as_dict(closed, price)
+    accounts.pop("by_node")
     return {
-        "id": one.run_dir.name,
-        "facts": _facts(one),
-        "why": _why(Record(status=one)),
-        "ledger": made,
-        **read_curves(one.run_dir),
+        "id": status.run_dir.name,
+        "facts": _facts(status),
+        "why": _why(Record(status=status)),
+        "ledger": accounts,
+        **read_curves(status.run_dir),
     }
 
 
-def _facts(one: Status) -> dict[str, Any]:
-    made = one.facts
-    submitted = datetime.fromtimestamp(made.submitted_at, UTC)
+def _facts(status: Status) -> dict[str, Any]:
+    facts = status.facts
+    submitted = datetime.fromtimestamp(facts.submitted_at, UTC)
     return {
-        "state": one.state,
-        "exit code": one.exit_code,
-        "job": made.job_name,
-        "Slurm job": one.job_id,
-        "cluster": made.cluster,
-        "launcher": made.launcher,
-        "runtime": made.runtime,
-        "image": made.image_name,
-        "image digest": made.image_digest,
-        "commit": made.git,
-        "code": made.workspace,
-        "nodes": one.nodes,
-        "ranks": dict(made.world_sizes),
+        "state": status.state,
+        "exit code": status.exit_code,
+        "job": facts.job_name,
+        "Slurm job": status.job_id,
+        "cluster": facts.cluster,
+        "launcher": facts.launcher,
+        "runtime": facts.runtime,
+        "image": facts.image_name,
+        "image digest": facts.image_digest,
+        "commit": facts.git,
+        "code": facts.workspace,
+        "nodes": status.nodes,
+        "ranks": dict(facts.world_sizes),
         "submitted": f"{submitted:%Y-%m-%d %H:%M:%S} UTC",
-        "restarts": one.restarts,
-        "folder": str(one.run_dir),
+        "restarts": status.restarts,
+        "folder": str(status.run_dir),
     }
 
 
@@ -148,7 +148,7 @@ def _short(value: float) -> float | None:
 
 
 def _step_times(run_dir: Path) -> dict[str, Any] | None:
-    found = step_times.read(run_dir)
+    found = step_times.read_step_times(run_dir)
     if found is None:
         return None
     rows = {rank: [None if v is None else float(f"{v:.3g}") for v in row] for rank, row in found.rows.items()}
@@ -156,7 +156,7 @@ def _step_times(run_dir: Path) -> dict[str, Any] | None:
 
 
 def _gpus(run_dir: Path) -> dict[str, Any]:
-    nodes = gpu_samples.read(run_dir)
+    nodes = gpu_samples.read_samples(run_dir)
     series = sum(map(len, nodes.values())) or 1
     most = max(20, _GPU_POINTS // series)
     return {
@@ -167,42 +167,48 @@ def _gpus(run_dir: Path) -> dict[str, Any]:
 
 def _events(run_dir: Path) -> list[dict[str, Any]]:
     quiet = {"time", "epoch", "event", "job_id", "restart", "attempt"}
-    found = []
+    rows = []
     for event in run_facts.events(run_dir)[-_EVENTS:]:
         if isinstance(event.get("epoch"), int | float):
             said = " ".join(f"{key} {value}" for key, value in event.items() if key not in quiet)
             name = f"phase {event.get('name', '')}" if event["event"] == "phase" else event["event"]
-            found.append({"at": event["epoch"], "event": name, "says": said, "attempt": event.get("attempt", 0)})
-    return found
+            rows.append({"at": event["epoch"], "event": name, "says": said, "attempt": event.get("attempt", 0)})
+    return rows
 
 
 def _stragglers(run_dir: Path) -> list[dict[str, Any]]:
     """Ranks of the last attempt whose own work takes longer than the median, the slowest first."""
     every = ledger_read.processes(run_dir)
-    last = max((one.attempt for one in every), default=0)
+    last = max((process.attempt for process in every), default=0)
     worked = [
-        ((one.spent["compute"] + one.spent["data"]) / (one.step - one.first), one)
-        for one in every
-        if one.attempt == last and one.first is not None and one.step > one.first
+        ((process.spent["compute"] + process.spent["data"]) / (process.step - process.first), process)
+        for process in every
+        if process.attempt == last and process.first is not None and process.step > process.first
     ]
     if len(worked) < 2:
         return []
     usual = statistics.median(took for took, _ in worked)
-    slow = sorted(((took, one) for took, one in worked if took > _SLOWER * usual), key=lambda pair: -pair[0])
+    slow = sorted(((took, process) for took, process in worked if took > _SLOWER * usual), key=lambda pair: -pair[0])
     return [
-        {"rank": one.rank, "role": one.role, "node": one.node, "step_s": _short(took), "median_s": _short(usual)}
-        for took, one in slow[:20]
+        {
+            "rank": process.rank,
+            "role": process.role,
+            "node": process.node,
+            "step_s": _short(took),
+            "median_s": _short(usual),
+        }
+        for took, process in slow[:20]
     ]
 
 
 def _failed(record: Record) -> list[dict[str, Any]]:
     return [
         {
-            "rank": one.rank,
-            "role": one.role,
-            "node": one.node,
-            "code": one.code,
-            "log": [shown(line) for line in record.rank_log(one.rank, one.role).lines[-_LOG_LINES:]],
+            "rank": failure.rank,
+            "role": failure.role,
+            "node": failure.node,
+            "code": failure.code,
+            "log": [shown(line) for line in record.rank_log(failure.rank, failure.role).lines[-_LOG_LINES:]],
         }
-        for one in record.failed[:_FAILED]
+        for failure in record.failed[:_FAILED]
     ]

@@ -19,9 +19,9 @@ _MOST_BYTES = 32 << 20
 Samples = dict[str, list[tuple[float, float]]]
 
 
-def read(run_dir: Path) -> dict[str, Samples]:
+def read_samples(run_dir: Path) -> dict[str, Samples]:
     """Node -> column -> (seconds since the epoch by the node's clock, mean over its GPUs), in order."""
-    found: dict[str, Samples] = {}
+    by_node: dict[str, Samples] = {}
     for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.gutil")):
         named = _FILE.fullmatch(path.name)
         try:
@@ -31,8 +31,8 @@ def read(run_dir: Path) -> dict[str, Samples]:
         samples = parse(text.splitlines())
         if named and samples:
             for column, points in samples.items():
-                found.setdefault(named["node"], {}).setdefault(column, []).extend(points)
-    return found
+                by_node.setdefault(named["node"], {}).setdefault(column, []).extend(points)
+    return by_node
 
 
 def parse(lines: Iterable[str]) -> Samples:

@@ -44,7 +44,7 @@ class Headline:
     most: str
 
 
-def of(run: Mapping[str, Any]) -> Headline:
+def make_headline(run: Mapping[str, Any]) -> Headline:
     """The headline of a run of report.json."""
     kind = kind_of(run["facts"]["state"])
     closed = run["ledger"]

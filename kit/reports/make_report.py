@@ -38,22 +38,22 @@ def report(names: Sequence[str], folders: list[Path], *, queue: Queue, now: floa
     made_at = f"{datetime.fromtimestamp(now, UTC):%Y-%m-%d %H:%M} UTC"
     head = {"schema": collect.SCHEMA, "kit": __version__, "made_at": made_at}
     wanted: Sequence[str | None] = names or [None]
-    found = [find.ledgers(name, folders, queue=queue, now=now) for name in wanted]
-    if len(found) == 1:
-        one = found[0]
+    ledgers = [find.ledgers(name, folders, queue=queue, now=now) for name in wanted]
+    if len(ledgers) == 1:
+        one = ledgers[0]
         if one.sweep is None:
             run = collect.run(one.runs[0], one.ledgers[0], one.price)
             return {**head, "kind": "run", "title": run["id"], "runs": [run]}
         return {**head, **_of_sweep(one, gather(one.runs[0].run_dir.parent.parent, queue=queue))}
-    if any(one.sweep is not None for one in found):
+    if any(one.sweep is not None for one in ledgers):
         raise UsageError(
-            "a sweep has a report of its own", hint=f"kit report {next(o.sweep for o in found if o.sweep)}"
+            "a sweep has a report of its own", hint=f"kit report {next(o.sweep for o in ledgers if o.sweep)}"
         )
-    return {**head, **_of_several(found)}
+    return {**head, **_of_several(ledgers)}
 
 
-def _of_several(found: Sequence[FoundLedgers]) -> dict[str, Any]:
-    runs = [(one.runs[0], one.ledgers[0], one) for one in found]
+def _of_several(ledgers: Sequence[FoundLedgers]) -> dict[str, Any]:
+    runs = [(one.runs[0], one.ledgers[0], one) for one in ledgers]
     briefs = [
         {**collect.brief(status, closed, one.price), "label": status.run_dir.name} for status, closed, one in runs
     ]
@@ -67,14 +67,14 @@ def _of_several(found: Sequence[FoundLedgers]) -> dict[str, Any]:
         "columns": columns,
         "table": table,
         "runs": briefs,
-        "ledger": as_dict(whole, found[0].price),
+        "ledger": as_dict(whole, ledgers[0].price),
         "diff": _diff(*(status for status, _, _ in runs)) if len(runs) == 2 else [],
     }
 
 
 def _diff(a: Status, b: Status) -> list[str]:
     """The output of `kit diff A B`, without data that only accounting has."""
-    made = compare(*(recorded_run.read(one, explain(Record(status=one))) for one in (a, b)))
+    made = compare(*(recorded_run.read_run(one, explain(Record(status=one))) for one in (a, b)))
     return [clean(line) for line in as_text.lines(made, full=False)][:_DIFF_LINES]
 
 
@@ -91,10 +91,10 @@ def _cells(run: dict[str, Any]) -> list[str]:
     ]
 
 
-def _of_sweep(found: FoundLedgers, results: Results) -> dict[str, Any]:
+def _of_sweep(sweep: FoundLedgers, results: Results) -> dict[str, Any]:
     closed: dict[Path, tuple[Status, Ledger]] = {
-        status.run_dir: (status, one)
-        for status, one in zip([s for s in found.runs if not s.facts.problem], found.ledgers, strict=True)
+        status.run_dir: (status, ledger)
+        for status, ledger in zip([s for s in sweep.runs if not s.facts.problem], sweep.ledgers, strict=True)
     }
     short = short_names(results.keys)
     briefs: list[dict[str, Any]] = []
@@ -117,8 +117,8 @@ def _of_sweep(found: FoundLedgers, results: Results) -> dict[str, Any]:
             [f"point {row.index}", *(f"{key}={'' if value is None else shown(value)}" for key, value in values.items())]
         )
         if row.run_dir.resolve() in closed and len(briefs) < MOST_RUNS:
-            status, one = closed[row.run_dir.resolve()]
-            briefs.append({**collect.brief(status, one, found.price), "label": label})
+            status, ledger = closed[row.run_dir.resolve()]
+            briefs.append({**collect.brief(status, ledger, sweep.price), "label": label})
         cells = [
             f"point {row.index}",
             *(("" if value is None else shown(value)) for value in values.values()),
@@ -137,7 +137,7 @@ def _of_sweep(found: FoundLedgers, results: Results) -> dict[str, Any]:
         "rows": rows,
         "table": table,
         "runs": briefs,
-        "ledger": as_dict(together(results.sweep_id, found.ledgers), found.price),
+        "ledger": as_dict(together(results.sweep_id, sweep.ledgers), sweep.price),
     }
 
 

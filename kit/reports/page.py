@@ -61,7 +61,7 @@ def html(report: Mapping[str, Any], script: str, *, live: Live | None = None) ->
         live=live,
         report=report,
         charts={chart.name: chart for chart in drawn},
-        heads={run["id"]: headline.of(run) for run in report["runs"]} if report["kind"] == "run" else {},
+        heads={run["id"]: headline.make_headline(run) for run in report["runs"]} if report["kind"] == "run" else {},
         # Escape '<', so that no tag in the data ends the <script> element.
         specs=json.dumps(specs, separators=(",", ":")).replace("<", "\\u003c"),
         library=script,
@@ -78,7 +78,7 @@ def _charts(report: Mapping[str, Any]) -> list[Chart]:
 
 def _of_several(report: Mapping[str, Any]) -> list[Chart]:
     several: Sequence[Mapping[str, Any]] = report["runs"]
-    found = [
+    figures = [
         Chart(
             name="ledger-run",
             title="Where the time went, by run",
@@ -87,7 +87,7 @@ def _of_several(report: Mapping[str, Any]) -> list[Chart]:
         )
     ]
     if report["kind"] == "sweep" and report["keys"]:
-        found.append(
+        figures.append(
             Chart(
                 name="points",
                 title="Points",
@@ -104,14 +104,14 @@ def _of_several(report: Mapping[str, Any]) -> list[Chart]:
         series = {run["label"]: run[name] for run in several if run[name]}
         if series:
             says = f"{title} over steps, a line for each run"
-            found.append(Chart(name=name, title=title, says=says, spec=charts.lines(series, x="step", y=unit)))
-    return found
+            figures.append(Chart(name=name, title=title, says=says, spec=charts.lines(series, x="step", y=unit)))
+    return figures
 
 
 def _of_run(run: Mapping[str, Any]) -> list[Chart]:
     by_attempt = {f"attempt {key}": of for key, of in run["ledger"]["by_attempt"].items()}
     by_node = {key or "no node yet": of for key, of in run["ledger"]["by_node"].items()}
-    found = [
+    figures = [
         Chart(name="ledger-attempt", title="By attempt", says="A bar for each attempt, cut by account",
               spec=charts.ledger(by_attempt, "attempt")),
         Chart(name="ledger-node", title="By node", says="A bar for each node, cut by account",
@@ -120,31 +120,31 @@ def _of_run(run: Mapping[str, Any]) -> list[Chart]:
     losses = {name: run[key] for key, name in (("loss", "training"), ("eval", "validation")) if run[key]}
     if losses:
         says = "Training and validation loss over steps"
-        found.append(Chart(name="loss", title="Loss", says=says, spec=charts.lines(losses, x="step", y="loss")))
+        figures.append(Chart(name="loss", title="Loss", says=says, spec=charts.lines(losses, x="step", y="loss")))
     if run["speed"]:
         spec = charts.lines({"speed": run["speed"]}, x="step", y=run["speed_unit"])
-        found.append(Chart(name="speed", title="Speed", says="Speed over steps", spec=spec))
+        figures.append(Chart(name="speed", title="Speed", says="Speed over steps", spec=spec))
     if run["step_times"]:
         says = "Step time of each rank over time: dark is slow"
         one = run["step_times"]
         spec = charts.heat(one["rows"], start=one["start"], length=one["length"])
-        found.append(Chart(name="heat", title="Step time of each rank", says=says, spec=spec))
-    found += _of_gpus(run["gpus"])
+        figures.append(Chart(name="heat", title="Step time of each rank", says=says, spec=spec))
+    figures += _of_gpus(run["gpus"])
     if run["events"]:
         says = "Events of the batch script on one time line"
-        found.append(Chart(name="events", title="Events", says=says, spec=charts.timeline(run["events"])))
-    return found
+        figures.append(Chart(name="events", title="Events", says=says, spec=charts.timeline(run["events"])))
+    return figures
 
 
 def _of_gpus(nodes: Mapping[str, Mapping[str, Any]]) -> list[Chart]:
     from kit.reports.gpu_samples import COLUMNS
 
-    found = []
+    figures = []
     for column, unit in COLUMNS.items():
         series = {node: of[column] for node, of in nodes.items() if of.get(column)}
         if series:
             title = f"GPU {unit.partition(',')[0]}"
             says = f"{title}, {unit.partition(', ')[2]}, the mean of each node's GPUs over time"
             spec = charts.of_nodes(series, unit)
-            found.append(Chart(name=f"gpu-{column}", title=title, says=says, spec=spec))
-    return found
+            figures.append(Chart(name=f"gpu-{column}", title=title, says=says, spec=spec))
+    return figures

@@ -36,7 +36,7 @@ class StepTimes:
     rows: dict[str, list[float | None]]
 
 
-def read(run_dir: Path) -> StepTimes | None:
+def read_step_times(run_dir: Path) -> StepTimes | None:
     """Read the step times of a run; None if no rank has reported a step."""
     looks: dict[tuple[str, int], list[tuple[float, float]]] = {}
     for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.progress")):

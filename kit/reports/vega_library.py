@@ -32,13 +32,13 @@ def script() -> str:
     except OSError:
         # vl-convert's types require a snippet, but it is optional. Without one, the script sets window.vegaEmbed.
         bundle: Any = vl_convert.javascript_bundle
-        made = str(bundle(vl_version=_VEGA_LITE))
-    if re.search("</script|<!--", made, re.IGNORECASE):
+        text = str(bundle(vl_version=_VEGA_LITE))
+    if re.search("</script|<!--", text, re.IGNORECASE):
         raise ToolError(
             f"vl-convert-python {version('vl-convert-python')}: its script cannot be put into a page",
             hint="pip install --upgrade 'slurm-kit[report]'",
         )
     with contextlib.suppress(OSError):  # without a writable cache, the script is made again each time
         os.makedirs(folder, exist_ok=True)  # noqa: PTH103 - as the index does
-        atomic_write.write(path, made, durable=False)
-    return made
+        atomic_write.write(path, text, durable=False)
+    return text

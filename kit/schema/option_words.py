@@ -12,7 +12,7 @@ def split(
 
     short: letter -> long name. flags: long names that take no value from the next word.
     """
-    found: list[tuple[str, str]] = []
+    options: list[tuple[str, str]] = []
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         word = rest.pop(0)
@@ -27,5 +27,5 @@ def split(
             name, is_set, value = word[1:], "", ""
         if not is_set and name not in flags and rest and not rest[0].startswith("--"):
             value = rest.pop(0)
-        found.append((name, value))
-    return found, rest
+        options.append((name, value))
+    return options, rest

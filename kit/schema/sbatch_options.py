@@ -77,8 +77,8 @@ def _without_gpus(value: str, name: str = "gres") -> None:
 
 def further(option: str) -> str:
     """An option such as `--nice=100`, if no key of the job sets it; Invalid otherwise. sbatch accepts abbreviated option names."""
-    found = _FORM.fullmatch(option)
-    if not found:
+    match = _FORM.fullmatch(option)
+    if not match:
         near = "=".join(option.split(None, 1))
         problem = f"{shown(option)} is not written as --option or --option=value, without blanks"
         if "=" in option:
@@ -86,7 +86,7 @@ def further(option: str) -> str:
             hint = "a batch script of your own, whose lines may have blanks: slurm.template"
             raise Invalid(problem, hint=hint)
         raise Invalid(problem, write=near if _FORM.fullmatch(near) else _EXAMPLE)
-    name, value = found[1], found[2] or ""
+    name, value = match[1], match[2] or ""
     if name == "gres":
         _without_gpus(value[1:])
         return option
@@ -95,7 +95,7 @@ def further(option: str) -> str:
     for own, key in KEYS.items():
         if own.startswith(name):
             raise Invalid(
-                f"--{found[1]}: write the key {key} instead, which is checked against the cluster's rules",
+                f"--{match[1]}: write the key {key} instead, which is checked against the cluster's rules",
                 at=tuple(key.split(".")),
                 write=_value_of(key, own, value[1:]),
             )

@@ -24,23 +24,23 @@ class Sizes:
 
     def slurm_variables(self) -> dict[str, str]:
         """The variables of a batch script whose values follow from its header. sbatch sets some of them only for their option."""
-        found: dict[str, object] = dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), self.nodes)
+        variables: dict[str, object] = dict.fromkeys(("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), self.nodes)
         if "ntasks" in self.given or "ntasks-per-node" in self.given:
-            found |= dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), self.nodes * self.tasks)
+            variables |= dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS"), self.nodes * self.tasks)
         if "ntasks-per-node" in self.given:
-            found["SLURM_NTASKS_PER_NODE"] = self.tasks
+            variables["SLURM_NTASKS_PER_NODE"] = self.tasks
         if self.gpus:
-            found["SLURM_GPUS_ON_NODE"] = self.gpus
+            variables["SLURM_GPUS_ON_NODE"] = self.gpus
         if "gpus-per-node" in self.given:
-            found["SLURM_GPUS_PER_NODE"] = self.given["gpus-per-node"]
+            variables["SLURM_GPUS_PER_NODE"] = self.given["gpus-per-node"]
         if "gpus" in self.given:
-            found["SLURM_GPUS"] = self.given["gpus"]
+            variables["SLURM_GPUS"] = self.given["gpus"]
         if "cpus-per-task" in self.given:
-            found["SLURM_CPUS_PER_TASK"] = self.given["cpus-per-task"]
-        return {name: str(value) for name, value in found.items()}
+            variables["SLURM_CPUS_PER_TASK"] = self.given["cpus-per-task"]
+        return {name: str(value) for name, value in variables.items()}
 
 
-def read(counts: Mapping[str, str], resources: dict[str, Any]) -> Sizes:
+def read_sizes(counts: Mapping[str, str], resources: dict[str, Any]) -> Sizes:
     """Write what does not depend on the program into [resources]: nodes, GPUs, memory. Returns the numbers."""
     sizes = Sizes(given=counts)
     sizes.nodes = _number(counts, "nodes", sizes) or 1
@@ -96,7 +96,7 @@ def _tasks(counts: Mapping[str, str], sizes: Sizes) -> None:
 
 
 def _gpus(counts: Mapping[str, str], sizes: Sizes, resources: dict[str, Any]) -> None:
-    found: list[tuple[str, int, str]] = []
+    requests: list[tuple[str, int, str]] = []
     for name, times in (("gpus-per-node", 1), ("gpus-per-task", sizes.tasks), ("gpus", 0)):
         if name in counts:
             kind, _, number = counts[name].rpartition(":")
@@ -104,23 +104,23 @@ def _gpus(counts: Mapping[str, str], sizes: Sizes, resources: dict[str, Any]) ->
                 sizes.problems.append(f"--{name}={counts[name]} has no number of GPUs")
                 continue
             each = int(number) * times if times else int(number) // sizes.nodes
-            found.append((kind, each, f"--{name}={counts[name]}"))
+            requests.append((kind, each, f"--{name}={counts[name]}"))
             if not times and int(number) % sizes.nodes:
                 sizes.problems.append(f"--gpus={counts[name]} does not divide by {sizes.nodes} nodes")
     for item in filter(None, counts.get("gres", "").split(",")):
         name, *rest = item.removeprefix("gres/").replace("=", ":").split(":")
         number = rest.pop() if rest and rest[-1].isdigit() else "1"
         if name == "gpu":
-            found.append((rest[0] if rest else "", int(number), f"--gres={item}"))
+            requests.append((rest[0] if rest else "", int(number), f"--gres={item}"))
         elif name != "none" and rest and not re.fullmatch(r"[A-Za-z0-9_.-]+", rest[-1]):
             sizes.problems.append(f"--gres={item} has no number")
         elif name != "none":
             resources.setdefault("gres", {})[":".join([name, *rest])] = int(number)
-    if found:
-        kind, sizes.gpus, _ = found[0]
-        kind = next((one for one, _, _ in found if one), "")
-        if {number for _, number, _ in found} != {sizes.gpus} or {one for one, _, _ in found if one} - {kind}:
-            sizes.problems.append(f"{' and '.join(text for _, _, text in found)}: they do not name the same GPUs")
+    if requests:
+        kind, sizes.gpus, _ = requests[0]
+        kind = next((one for one, _, _ in requests if one), "")
+        if {number for _, number, _ in requests} != {sizes.gpus} or {one for one, _, _ in requests if one} - {kind}:
+            sizes.problems.append(f"{' and '.join(text for _, _, text in requests)}: they do not name the same GPUs")
         if kind:
             resources["gpu_type"] = kind
 

@@ -40,13 +40,13 @@ _OWN = (
 
 def further(option: str) -> str:
     """An option such as `--hint=nomultithread`, if neither a key of the job nor the kit sets it; Invalid otherwise."""
-    found = _FORM.fullmatch(option)
-    if not found:
+    match = _FORM.fullmatch(option)
+    if not match:
         raise Invalid(
             f"{shown(option)} is not written as --option or --option=value, without blanks",
             write="--hint=nomultithread",
         )
-    name = found[1]
+    name = match[1]
     for own, key in _KEYS.items():
         if own.startswith(name):
             raise Invalid(f"--{name} has a key of the job: {key}", hint=f"set {key}, and remove the option")

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kit.errors import SlurmError, ToolError
-from kit.hosts import status as of
+from kit.hosts import status as host_status
 from kit.hosts.host import Queue
 from kit.hosts.status import Status
 from kit.record import find_runs, metrics, unmade_points
@@ -40,7 +40,7 @@ class Board:
         """All runs by their ids, oldest first."""
         with self._lock:
             if time.monotonic() - self._looked >= _LOOK_S:
-                found = of.of_facts(find_runs.find_all(self._folders()), queue=self.queue)
+                found = host_status.of_facts(find_runs.find_all(self._folders()), queue=self.queue)
                 self._runs = {one.run_dir.name: one for one in found}
                 self._looked = time.monotonic()
             return self._runs
@@ -81,14 +81,14 @@ class Board:
             self._looked = -_LOOK_S
 
 
-def trace(one: Status) -> tuple[object, ...]:
+def trace(run: Status) -> tuple[object, ...]:
     """A value that changes whenever the run's page changes: the run's state, and the sizes of its growing files."""
-    paths = RunPaths(one.run_dir)
+    paths = RunPaths(run.run_dir)
     return (
-        one.state,
-        one.exit_code,
+        run.state,
+        run.exit_code,
         _size(paths.events),
-        *map(_size, metrics.files(one.run_dir)),
+        *map(_size, metrics.files(run.run_dir)),
         *_sizes(paths.monitor),
     )
 

@@ -48,9 +48,9 @@ class _Runs(Collector):
         yield from _of_each([one for one in every if one.active or _ended_lately(one)])
 
 
-def _ended_lately(one: Status) -> bool:
+def _ended_lately(run: Status) -> bool:
     try:
-        return time.time() - (one.run_dir / "state" / "events.jsonl").stat().st_mtime < _ENDED_S
+        return time.time() - (run.run_dir / "state" / "events.jsonl").stat().st_mtime < _ENDED_S
     except OSError:
         return False
 
@@ -62,15 +62,15 @@ def _of_each(runs: list[Status]) -> Iterable[Metric]:
     step = GaugeMetricFamily("kit_run_step", "Newest step reported", labels=["run"])
     code = GaugeMetricFamily("kit_run_exit_code", "Exit code of a run that has ended", labels=["run"])
     reported = {name: GaugeMetricFamily(f"kit_run_{name}", says, labels=["run"]) for name, says in _REPORTED.items()}
-    for one in runs:
-        made, name = one.facts, one.run_dir.name
-        about = {"job": made.job_name, "cluster": made.cluster, "slurm_job": str(one.job_id or ""), "state": one.state}
+    for run in runs:
+        made, name = run.facts, run.run_dir.name
+        about = {"job": made.job_name, "cluster": made.cluster, "slurm_job": str(run.job_id or ""), "state": run.state}
         info.add_metric([name], {**about, "image": made.image_name or "", "image_digest": made.image_digest})
-        restarts.add_metric([name], one.restarts)
-        stalls.add_metric([name], sum(event["event"] == "stall" for event in run_facts.events(one.run_dir)))
-        if one.exit_code is not None:
-            code.add_metric([name], one.exit_code)
-        latest = metrics.latest(one.run_dir)
+        restarts.add_metric([name], run.restarts)
+        stalls.add_metric([name], sum(event["event"] == "stall" for event in run_facts.events(run.run_dir)))
+        if run.exit_code is not None:
+            code.add_metric([name], run.exit_code)
+        latest = metrics.latest(run.run_dir)
         if latest is not None:
             step.add_metric([name], latest.step)
             for key, of in reported.items():

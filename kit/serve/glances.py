@@ -41,7 +41,7 @@ class Glances:
         self._known: dict[str, tuple[object, Glance]] = {}
         self._lock = threading.Lock()
 
-    def read(self, runs: Sequence[Status]) -> dict[str, Glance]:
+    def read_all(self, runs: Sequence[Status]) -> dict[str, Glance]:
         """The glances of the newest runs, by id, reading those that changed for at most a second; the others are read next time."""
         until = time.monotonic() + _READ_S
         newest = runs[:_MOST]

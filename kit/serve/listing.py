@@ -24,7 +24,7 @@ MOST_ROWS = 1000
 def rows(board: Board, glances: Glances) -> dict[str, Any]:
     """The rows of the list, as plain JSON. A sweep is one row; its points are on a separate page."""
     runs = newest_runs(board)
-    read = glances.read(runs)
+    read = glances.read_all(runs)
     listed = [_run(run) | asdict(read.get(run.run_dir.name, Glance())) for run in runs]
     listed += [_sweep(folder, points) for folder, points in board.sweeps().items()]
     listed.sort(key=lambda row: (row["submitted_at"], row["id"]), reverse=True)

@@ -70,32 +70,34 @@ class Pages:
             lock = self._locks.setdefault(key, threading.Lock())
         # One reader makes it; the others wait for that one.
         with lock:
-            made = self._made.get(key)
-            if made is None or (made.shows != shows and time.monotonic() - made.at >= _SHARE * made.took):
-                made = self._make(key, shows)
+            kept_page = self._made.get(key)
+            if kept_page is None or (
+                kept_page.shows != shows and time.monotonic() - kept_page.at >= _SHARE * kept_page.took
+            ):
+                kept_page = self._make(key, shows)
                 with self._lock:
-                    self._made[key] = made
+                    self._made[key] = kept_page
                     self._made.move_to_end(key)
                     while len(self._made) > _MOST_PAGES:
                         old, _ = self._made.popitem(last=False)
                         self._locks.pop(old, None)
-            return made
+            return kept_page
 
     def shows(self, key: Key) -> object:
         """The facts that a page shows: it is made again when they change. RunError for an unknown name."""
         if key.kind == "list":
-            states = ((one.run_dir.name, one.state, one.exit_code, one.nodes) for one in self._board.runs().values())
+            states = ((run.run_dir.name, run.state, run.exit_code, run.nodes) for run in self._board.runs().values())
             return *states, *self._glances.seen(listing.newest_runs(self._board))
         if key.kind == "sweep" and len(key.ids) == 1:
             folder = self._board.sweep(key.ids[0])
             if folder is not None:
-                return tuple(trace(one) for one in self._board.sweeps()[folder])
+                return tuple(trace(run) for run in self._board.sweeps()[folder])
         elif (key.kind == "run" and len(key.ids) == 1) or (
             key.kind == "compare" and 2 <= len(key.ids) <= MOST_COMPARED
         ):
             found = [self._board.run(name) for name in key.ids]
             if all(found):
-                return tuple(trace(one) for one in found if one is not None)
+                return tuple(trace(run) for run in found if run is not None)
         raise RunError(f"{key}: there is no such page")
 
     def _make(self, key: Key, shows: object) -> Made:

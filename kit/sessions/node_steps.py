@@ -46,7 +46,7 @@ class JobNode:
         return self.host.piped(argv)
 
 
-def of(status: Status, name: str | None) -> JobNode:
+def find_node(status: Status, name: str | None) -> JobNode:
     """A node of a running run: the first of a role, the one with this name, or the first of all.
 
     RunError for a run that is not running, UsageError for any other name.
@@ -59,16 +59,16 @@ def of(status: Status, name: str | None) -> JobNode:
     nodes = [str(e["nodes"]).split(",") for e in events(run_dir) if e["event"] == "attempt" and e.get("nodes")]
     if not nodes:
         raise RunError(f"run {run_dir.name} has started no rank yet", hint=f"kit logs {run_dir.name} --follow")
-    known = {role: one["nodes"][0] for role, one in roles(run_dir).items() if one.get("nodes")}
+    known = {role: record["nodes"][0] for role, record in roles(run_dir).items() if record.get("nodes")}
     known |= {node: node for node in nodes[-1]}
-    found = nodes[-1][0] if name is None else known.get(name)
-    if found is None:
+    chosen = nodes[-1][0] if name is None else known.get(name)
+    if chosen is None:
         raise UsageError(
             f"{name}: neither a role nor a node of {run_dir.name}", hint=f"one of {', '.join(sorted(known)[:12])}"
         )
-    started = [one["job_id"] for one in events(run_dir) if one["event"] == "start"]
+    started = [record["job_id"] for record in events(run_dir) if record["event"] == "start"]
     return JobNode(
-        name=found,
+        name=chosen,
         number=str(started[-1] if started else status.job_id),
         run_dir=host.path_there(run_dir),
         host=host,

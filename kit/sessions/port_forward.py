@@ -105,7 +105,9 @@ def serving(name: str, node: JobNode, shell_argv: tuple[str, ...], log: Path) ->
     read_end, write_end = os.pipe()
     with log.open("wb") as sink, os.fdopen(read_end, "rb") as pipe, os.fdopen(write_end, "wb", buffering=0) as tap:
         argv = node.from_here(_tool_step(shell_argv, node, name, port))
-        process = shell.connected(argv, stdin=pipe.fileno(), stdout=sink.fileno(), env=node.host.piped_env(), said=True)
+        process = shell.connected(
+            argv, stdin=pipe.fileno(), stdout=sink.fileno(), env=node.host.piped_env(), stderr_too=True
+        )
         try:
             pipe.close()
             _tell(tap, token)

@@ -29,14 +29,14 @@ def gather(status: Status, *, rank: int | None) -> dict[str, str]:
     nodes = attempts[-1].split(",")
     started = [one["job_id"] for one in events(run_dir) if one["event"] == "start"]
     number = started[-1] if started else status.job_id
-    found = clusters.host_of_run(run_dir).gather_texts(
+    files = clusters.host_of_run(run_dir).gather_texts(
         run_dir,
         lambda there, folder: _step(number, nodes, RunPaths(there).bin, folder, rank),
         timeout_s=_TIMEOUT_S,
     )
-    if rank is not None and not found:
+    if rank is not None and not files:
         raise RunError(f"run {run_dir.name} has no rank {rank} that runs", hint=f"kit top {run_dir.name}")
-    return {name: found[name].decode(errors="replace") for name in sorted(found, key=lambda name: _order(Path(name)))}
+    return {name: files[name].decode(errors="replace") for name in sorted(files, key=lambda name: _order(Path(name)))}
 
 
 def _step(number: object, nodes: Sequence[str], programs: Path, folder: Path, rank: int | None) -> list[str]:

@@ -141,13 +141,13 @@ def _accounted(job_id: JobId, starts: list[dict[str, str]], steps: list[dict[str
 
 def _user(state: str) -> str:
     """The user's name or number in `CANCELLED by 1000`."""
-    found = re.search(r" by (\d+)$", state)
-    if not found:
+    match = re.search(r" by (\d+)$", state)
+    if not match:
         return ""
     try:
-        return pwd.getpwuid(int(found[1])).pw_name
+        return pwd.getpwuid(int(match[1])).pw_name
     except (KeyError, OverflowError):
-        return found[1]
+        return match[1]
 
 
 def seconds(text: str) -> float:

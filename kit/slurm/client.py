@@ -171,7 +171,7 @@ def foreign(
 
     A site may hide them: slurm.conf(5), PrivateData. squeue(1) ends with an error if it knows none of the numbers.
     """
-    found: dict[JobId, QueuedJob] = {}
+    queued_jobs: dict[JobId, QueuedJob] = {}
     users = f"--user={','.join(map(str, uids))}"
     for first in range(0, len(job_ids), _MOST_NUMBERS):
         jobs = f"--jobs={','.join(map(str, job_ids[first : first + _MOST_NUMBERS]))}"
@@ -179,11 +179,11 @@ def foreign(
         try:
             done = run_local_or_ssh.run(argv, env=env, timeout=_TIMEOUT_S, check=False)
         except ToolError:
-            return found, False
+            return queued_jobs, False
         if done.returncode and "Invalid job id" not in done.stderr:
-            return found, False
-        found |= jobs_in(done.stdout)
-    return found, all(job in found for job in job_ids) or _shows_all_jobs(env)
+            return queued_jobs, False
+        queued_jobs |= jobs_in(done.stdout)
+    return queued_jobs, all(job in queued_jobs for job in job_ids) or _shows_all_jobs(env)
 
 
 def _shows_all_jobs(env: Mapping[str, str]) -> bool:

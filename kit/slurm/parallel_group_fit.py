@@ -41,36 +41,38 @@ class Topology:
     largest: int
 
 
-def warnings(made: Plan, *, env: Mapping[str, str]) -> list[Fault]:
+def warnings(plan: Plan, *, env: Mapping[str, str]) -> list[Fault]:
     """Warnings for the user; none if Slurm has no topology or cannot be asked, or if the job has roles."""
-    whole = made.roles[0]
-    words = (*made.job.args, *made.decisions.extra.args)
+    whole = plan.roles[0]
+    words = (*plan.job.args, *plan.decisions.extra.args)
     group = largest_group(words)
     if not whole.plain or group is None or group.ranks <= whole.ranks_per_node:
         return []
-    found = ask(env=env)
-    if found is None:
+    topology = ask(env=env)
+    if topology is None:
         return []
-    segment, file = made.job.resources.segment, made.decisions.resolved.job_file
-    said = list(broken(group, found, nodes=whole.nodes, ranks_per_node=whole.ranks_per_node, segment=segment))
-    table = "args" if largest_group(made.job.args) == group else "megatron"
+    segment, file = plan.job.resources.segment, plan.decisions.resolved.job_file
+    said = list(broken(group, topology, nodes=whole.nodes, ranks_per_node=whole.ranks_per_node, segment=segment))
+    table = "args" if largest_group(plan.job.args) == group else "megatron"
     return [replace(one, file=file, key=one.key or table) for one in said]
 
 
 def broken(
-    group: ParallelGroup, found: Topology, *, nodes: int, ranks_per_node: int, segment: int | None
+    group: ParallelGroup, topology: Topology, *, nodes: int, ranks_per_node: int, segment: int | None
 ) -> Iterator[Fault]:
     """A warning for a group that is larger than the largest block, or that Slurm may place on two blocks.
 
     Its key is empty if it concerns the option itself: the caller knows which table contains it.
     """
     wide = -(-group.ranks // ranks_per_node)
-    said = f"{group.option} makes groups of {group.ranks} ranks on {wide} nodes"
-    if wide > found.largest:
-        problem = f"{said}, and the largest {found.kind} of the cluster has {found.largest}"
-        yield Fault(key="", problem=problem, hint=f"at most {found.largest * ranks_per_node} ranks in a group")
-    elif found.kind == "block" and nodes > found.largest and (segment is None or segment % wide):
-        problem = f"{said}, and Slurm may put one on two blocks: {nodes} nodes are more than a block's {found.largest}"
+    fact = f"{group.option} makes groups of {group.ranks} ranks on {wide} nodes"
+    if wide > topology.largest:
+        problem = f"{fact}, and the largest {topology.kind} of the cluster has {topology.largest}"
+        yield Fault(key="", problem=problem, hint=f"at most {topology.largest * ranks_per_node} ranks in a group")
+    elif topology.kind == "block" and nodes > topology.largest and (segment is None or segment % wide):
+        problem = (
+            f"{fact}, and Slurm may put one on two blocks: {nodes} nodes are more than a block's {topology.largest}"
+        )
         yield Fault(key="resources.segment", problem=problem, hint=f"segment = {wide}")
 
 

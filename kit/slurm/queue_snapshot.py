@@ -139,7 +139,7 @@ class QueueSnapshot:
         return any(node.taken_cpus > seen.get(node.name, 0) for node in self.nodes)
 
 
-def read(*, env: Mapping[str, str]) -> QueueSnapshot:
+def read_queue(*, env: Mapping[str, str]) -> QueueSnapshot:
     """The queue as it is now. SlurmError when Slurm does not answer."""
     env = run_local_or_ssh.with_variable(env, "SLURM_TIME_FORMAT", "%s")
     nodes = ["sinfo", "--noheader", "--Node", "--exact", f"--Format={_columns(_NODE)}"]
@@ -193,12 +193,12 @@ def _limits(row: Mapping[str, str]) -> PartitionLimits:
 
 def _nodes(rows: Sequence[Mapping[str, str]]) -> tuple[QueueNode, ...]:
     """All nodes, each once; sinfo prints a node for each of its partitions."""
-    found: dict[str, QueueNode] = {}
+    by_name: dict[str, QueueNode] = {}
     for row in rows:
-        before = found.get(row["NodeHost"])
+        before = by_name.get(row["NodeHost"])
         taken, _, _, total = map(int, row["CPUsState"].split("/"))
         state = row["StateLong"].rstrip("*~#!%$@^-+")
-        found[row["NodeHost"]] = QueueNode(
+        by_name[row["NodeHost"]] = QueueNode(
             name=row["NodeHost"],
             whole=Amount(cpus=total, memory=float(row["Memory"] or 0), gpus=count_gpus(row["Gres"])),
             taken_cpus=taken,
@@ -206,7 +206,7 @@ def _nodes(rows: Sequence[Mapping[str, str]]) -> tuple[QueueNode, ...]:
             partitions=frozenset({_partition(row), *(before.partitions if before else ())}),
             features=frozenset(row["Features"].split(",")) - {"(null)", ""},
         )
-    return tuple(found.values())
+    return tuple(by_name.values())
 
 
 def _running(row: Mapping[str, str], now: float) -> RunningJob:

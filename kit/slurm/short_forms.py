@@ -20,10 +20,10 @@ def _spread(name: str) -> list[str]:
     if not bracket:
         return [name]
     ranges, _, tail = rest.partition("]")
-    found = []
+    names = []
     for one in ranges.split(","):
         first, _, last = one.partition("-")
-        found += [
+        names += [
             f"{head}{n:0{len(first)}}{end}" for n in range(int(first), int(last or first) + 1) for end in _spread(tail)
         ]
-    return found
+    return names

@@ -54,7 +54,7 @@ def choose(folder: Path, *, without: Collection[Path] = (), rules: Sequence[str]
         ignore = _ignored(folder, rules, (IGNORE_FILE,))
     else:
         ignore = _ignored(folder, (*_NEVER, *rules), (".gitignore", IGNORE_FILE) if listed is None else (IGNORE_FILE,))
-    found: dict[str, os.stat_result] = {}
+    files: dict[str, os.stat_result] = {}
     outputs = set(_own_outputs())
     added, passed = [], []
     for path, tracked in listed or _walk(folder, ignore, out, asked_by):
@@ -71,20 +71,20 @@ def choose(folder: Path, *, without: Collection[Path] = (), rules: Sequence[str]
         if not (stat.S_ISREG(seen.st_mode) or stat.S_ISLNK(seen.st_mode)):
             passed.append(path)
             continue
-        found[path] = seen
+        files[path] = seen
         if not tracked:
             added.append(path)
-        if len(found) > MOST_FILES:
+        if len(files) > MOST_FILES:
             raise _too_many(folder, asked_by)
     by_git = bool(listed)
     if by_git:
         beside = [
             path
-            for path in _special_files(folder, found)
+            for path in _special_files(folder, files)
             if not (_within(path, out) or (ignore and ignore.match_file(path)))
         ]
         passed += _not_ignored(folder, beside)
-    return Chosen(files=found, added=tuple(added) if by_git else (), passed=tuple(passed), without=out, by_git=by_git)
+    return Chosen(files=files, added=tuple(added) if by_git else (), passed=tuple(passed), without=out, by_git=by_git)
 
 
 def _own_outputs() -> Iterator[tuple[int, int]]:

@@ -63,11 +63,11 @@ def scan(
 
     ConfigError, with all names, for files that are too large, that cannot be read, or that change while they are read.
     """
-    found = chosen_files.choose(folder, without=without, rules=rules, asked_by=asked_by)
-    _check_sizes(folder, found, asked_by)
+    chosen = chosen_files.choose(folder, without=without, rules=rules, asked_by=asked_by)
+    _check_sizes(folder, chosen, asked_by)
     known, fresh = _load(index, folder), Known()
     entries, outward, faults = [], [], []
-    for path, seen in found.files.items():
+    for path, seen in chosen.files.items():
         if stat.S_ISLNK(seen.st_mode):
             target, leaves = _target(folder, path)
             entries.append(ListedFile(path, "link", target))
@@ -88,14 +88,14 @@ def scan(
         raise ConfigError.of(*faults)
     return Scan(
         folder=folder,
-        tree=tree_listing.made(entries),
-        sizes={path: seen.st_size for path, seen in found.files.items() if stat.S_ISREG(seen.st_mode)},
+        tree=tree_listing.make_listing(entries),
+        sizes={path: seen.st_size for path, seen in chosen.files.items() if stat.S_ISREG(seen.st_mode)},
         known=fresh,
         news=fresh != known,
-        by_git=found.by_git,
-        added=found.added,
-        passed=found.passed,
-        without=found.without,
+        by_git=chosen.by_git,
+        added=chosen.added,
+        passed=chosen.passed,
+        without=chosen.without,
         outward=tuple(outward),
     )
 
@@ -110,8 +110,8 @@ def index_name(folder: Path) -> str:
     return f"{hashlib.sha256(os.fsencode(folder)).hexdigest()[:16]}.json"
 
 
-def _check_sizes(folder: Path, found: Chosen, asked_by: str) -> None:
-    sizes = {path: seen.st_size for path, seen in found.files.items() if stat.S_ISREG(seen.st_mode)}
+def _check_sizes(folder: Path, chosen: Chosen, asked_by: str) -> None:
+    sizes = {path: seen.st_size for path, seen in chosen.files.items() if stat.S_ISREG(seen.st_mode)}
     large = sorted(((size, path) for path, size in sizes.items() if size > MOST_BYTES_OF_A_FILE), reverse=True)
     if large:
         problem = f"a run takes its workspace with it, and files over {MOST_BYTES_OF_A_FILE // 10**6} MB are data: "
@@ -124,7 +124,7 @@ def _check_sizes(folder: Path, found: Chosen, asked_by: str) -> None:
     else:
         return
     first = large[0][1]
-    ignore = ".gitignore" if found.by_git else chosen_files.IGNORE_FILE
+    ignore = ".gitignore" if chosen.by_git else chosen_files.IGNORE_FILE
     data, _, _ = first.rpartition("/")
     source = data or first
     hint = (

@@ -58,7 +58,7 @@ class Store:
         """Whether the store has the tree."""
         return (self.tree(tree_hash) / "listing").exists()
 
-    def read(self, tree_hash: str) -> Listing:
+    def read_listing(self, tree_hash: str) -> Listing:
         """A tree's listing; RunError when the tree is missing or its listing does not match its hash."""
         path = self.tree(tree_hash) / "listing"
         try:
@@ -201,19 +201,19 @@ class Store:
         final, partial = self.tree(tree.hash), Path(tempfile.mkdtemp(prefix=_PARTIAL, dir=self.root / "trees"))
         try:
             for entry in tree.entries:
-                target, made = final / "files" / entry.path, partial / "made"
+                target, draft = final / "files" / entry.path, partial / "made"
                 if _is_sound(target, entry):
                     continue
                 target.parent.mkdir(parents=True, exist_ok=True)
                 if entry.kind == "link":
-                    made.symlink_to(entry.content)
+                    draft.symlink_to(entry.content)
                 else:
                     kept = self._object(entry)
                     if not _is_sound(kept, entry):
                         kept.unlink(missing_ok=True)
                         self._store_object(entry, source(entry), kept)
-                    _link(kept, made)
-                made.rename(target)
+                    _link(kept, draft)
+                draft.rename(target)
             _write_whole(final / "listing", tree.text)
             (final / _DAMAGED).unlink()
         finally:

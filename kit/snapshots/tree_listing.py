@@ -69,7 +69,7 @@ class Listing:
         return frozenset(str(folder) for entry in self.entries for folder in PurePosixPath(entry.path).parents)
 
 
-def made(entries: Iterable[ListedFile]) -> Listing:
+def make_listing(entries: Iterable[ListedFile]) -> Listing:
     """The tree of these entries, in any order."""
     return Listing(tuple(sorted(entries)))
 
@@ -92,20 +92,20 @@ def parse(text: bytes, *, name: str) -> Listing:
                 entries.append(_of_checksum(line, programs))
     except (ValueError, TypeError, RecursionError):
         raise RunError(f"{name}: not the listing of a workspace, or damaged") from None
-    tree = made(entries)
+    tree = make_listing(entries)
     if tree.text != text or len(tree.by_path) != len(entries) or tree.folders & tree.by_path.keys():
         raise RunError(f"{name}: not the listing of a workspace, or damaged")
     return tree
 
 
 def _of_checksum(line: str, programs: set[str]) -> ListedFile:
-    found = _LINE.fullmatch(line)
-    if found is None:
+    match = _LINE.fullmatch(line)
+    if match is None:
         raise ValueError(line)
-    path = found["path"]
-    if found["escaped"]:
+    path = match["path"]
+    if match["escaped"]:
         path = re.sub(r"\\(.)", lambda m: {"\\": "\\", "n": "\n", "r": "\r"}[m[1]], path)
-    return ListedFile(_safe(path), "program" if path in programs else "file", found["digest"])
+    return ListedFile(_safe(path), "program" if path in programs else "file", match["digest"])
 
 
 def _safe(path: object) -> str:

@@ -63,7 +63,7 @@ class Reply:
         return dict(line.partition(" ")[::2] for line in self.text(name).splitlines())
 
 
-def read(content: bytes, *, stderr: str) -> Reply:
+def read_reply(content: bytes, *, stderr: str) -> Reply:
     """Parse an answer. At an invalid section, parsing stops and `whole` stays False."""
     reply = Reply(stderr=stderr)
     at = 0
@@ -101,13 +101,13 @@ def _files(archive: bytes) -> list[Sent]:
     """The regular files of a tar archive."""
     if not archive:
         return []
-    found = []
+    files = []
     try:
         with tarfile.open(fileobj=io.BytesIO(archive), mode="r:", errors="surrogateescape") as source:
             for member in source:
                 taken = source.extractfile(member) if member.isreg() else None
                 if taken is not None:
-                    found.append(Sent(path=member.name, content=taken.read(), mtime=member.mtime))
+                    files.append(Sent(path=member.name, content=taken.read(), mtime=member.mtime))
     except (tarfile.TarError, EOFError) as error:
         raise ToolError(f"an archive from the cluster cannot be read: {error}") from None
-    return found
+    return files

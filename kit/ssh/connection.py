@@ -26,7 +26,7 @@ from kit import shell, trust
 from kit.errors import ToolError
 from kit.shell import Completed
 from kit.ssh import shell_program
-from kit.ssh.answers import Reply, read
+from kit.ssh.answers import Reply, read_reply
 
 if TYPE_CHECKING:
     from kit.schema.cluster import SshRules
@@ -215,7 +215,7 @@ class Connection:
             raise LineError(
                 f"cluster {self.name}: the connection to {self.host} broke before the answer was complete"
             ) from None
-        reply = read(plain, stderr=done.stderr)
+        reply = read_reply(plain, stderr=done.stderr)
         if not reply.whole:
             raise LineError(f"cluster {self.name}: {self.host} did not finish its answer{_indented(done.stderr)}")
         return reply

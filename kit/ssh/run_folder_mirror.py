@@ -137,15 +137,15 @@ class Mirror:
             facts = reply.table("facts")
             connection.uid = facts["uid"]
             self._apply(reply, self.root / "index", known)
-            there = _there(facts, reply, before=self.there())
-            note = {"cluster": connection.name, "host": connection.host, "there": asdict(there)}
+            remote = _there(facts, reply, before=self.there())
+            note = {"cluster": connection.name, "host": connection.host, "there": asdict(remote)}
             _write(self.root / _NOTE, json.dumps(note).encode())
-        connection.known.update(primed(reply, ("squeue", queue_options(there.uid), "queue")))
+        connection.known.update(primed(reply, ("squeue", queue_options(remote.uid), "queue")))
         if plan:
             connection.known.update(
                 primed(reply, ("sbatch", ("--version",), "version"), ("srun", ("--help",), "pyxis"))
             )
-        return ClusterAnswer(there, _keys(reply), _avoided(reply) if plan else ())
+        return ClusterAnswer(remote, _keys(reply), _avoided(reply) if plan else ())
 
     def fetch(
         self,
@@ -187,19 +187,19 @@ class Mirror:
 
     def _apply(self, reply: Reply, state: Path, known: bytes) -> None:
         """Apply the changes, files first. If the process is killed, the remaining changes are sent again."""
-        said = reply.text("changes")
-        if said == "closed":
+        changes = reply.text("changes")
+        if changes == "closed":
             raise ToolError("the cluster's folder of runs: permission denied", hint="set paths.runs of the cluster")
-        for one in reply.files:
-            self._write(one)
+        for file in reply.files:
+            self._write(file)
         for grown in reply.grown:
             with self._path(grown.path).open("r+b") as sink:
                 sink.seek(grown.offset)
                 sink.write(grown.content)
         lines = dict.fromkeys(known.decode(errors="surrogateescape").splitlines())
-        sent = {one.path for one in reply.files}
+        sent = {file.path for file in reply.files}
         by_path = {_path_in(line): line for line in lines}
-        for line in said.splitlines():
+        for line in changes.splitlines():
             kind, _, rest = line.partition(" ")
             entry = rest.partition(" ")[2] if kind == "grown" else rest
             path = _path_in(entry)
@@ -214,11 +214,11 @@ class Mirror:
         if text != known:
             _write(state, text)
 
-    def _write(self, one: Sent) -> None:
-        path = self._path(one.path)
+    def _write(self, file: Sent) -> None:
+        path = self._path(file.path)
         path.parent.mkdir(parents=True, exist_ok=True)
-        _write(path, one.content)
-        os.utime(path, (one.mtime, one.mtime))
+        _write(path, file.content)
+        os.utime(path, (file.mtime, file.mtime))
 
     def _remove(self, name: str) -> None:
         path = self._path(name)
@@ -236,7 +236,7 @@ class Mirror:
         return self.runs / name
 
 
-def of(cluster: str, rules: Cluster) -> Mirror:
+def find_mirror(cluster: str, rules: Cluster) -> Mirror:
     """The mirror of a cluster. Another host or folder of runs has another mirror."""
     assert rules.ssh is not None
     what = json.dumps([rules.ssh.host, rules.ssh.config, rules.runs])

@@ -28,23 +28,23 @@ def cancel(runs: Sequence[Status], *, host: Host) -> None:
 
     RunError for a run of another user, whose record may name any job; then nothing is cancelled.
     """
-    for one in runs:
-        own_run.require(one.run_dir, to="cancel its job")
-    jobs = [_to_end(one, one.job_id) for one in runs if one.job_id is not None and one.active]
+    for run in runs:
+        own_run.require(run.run_dir, to="cancel its job")
+    jobs = [_to_end(run, run.job_id) for run in runs if run.job_id is not None and run.active]
     if not jobs:
         return
     host.cancel(jobs)
-    _end_unresponsive({one.job_id: one.run_dir for one in jobs if one.how == "gently"}, host)
+    _end_unresponsive({job.job_id: job.run_dir for job in jobs if job.how == "gently"}, host)
 
 
-def _to_end(one: Status, job_id: JobId) -> JobToEnd:
-    begun = _has_begun(one.run_dir)
-    how: Literal["waiting", "now", "gently"] = "waiting" if one.state == "PENDING" else "now"
+def _to_end(run: Status, job_id: JobId) -> JobToEnd:
+    begun = _has_begun(run.run_dir)
+    how: Literal["waiting", "now", "gently"] = "waiting" if run.state == "PENDING" else "now"
     # A script that is not the kit's has what it would have without the kit: Slurm's own TERM for all of its processes.
-    asks = not RunPaths(one.run_dir).script.exists()
-    if asks and one.state == "RUNNING" and begun and not _was_asked(one.run_dir):
+    asks = not RunPaths(run.run_dir).script.exists()
+    if asks and run.state == "RUNNING" and begun and not _was_asked(run.run_dir):
         how = "gently"
-    return JobToEnd(run_dir=one.run_dir, job_id=job_id, how=how, begun=begun, links=one.facts.links)
+    return JobToEnd(run_dir=run.run_dir, job_id=job_id, how=how, begun=begun, links=run.facts.links)
 
 
 def _end_unresponsive(asked: Mapping[JobId, Path], host: Host) -> None:

@@ -27,10 +27,10 @@ def allocate(prepared: Prepared) -> int:
     return prepared.host.open_shell(new_run(prepared, interactive=True), argv, snapshot.folder if snapshot else None)
 
 
-def _checked(made: Plan) -> list[str]:
+def _checked(plan: Plan) -> list[str]:
     """The argv of the shell's step, after the steps that must succeed first. Before each step stands its number of words."""
-    checks = (word for step in made.shell_checks for word in (str(len(step)), *step))
-    return [str(RunPaths(made.run_dir).bin / "checked.sh"), *checks, "0", *made.shell_argv]
+    checks = (word for step in plan.shell_checks for word in (str(len(step)), *step))
+    return [str(RunPaths(plan.run_dir).bin / "checked.sh"), *checks, "0", *plan.shell_argv]
 
 
 def attach(status: Status, *, node: str | None) -> int:

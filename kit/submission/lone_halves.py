@@ -65,7 +65,7 @@ def cancel_noted(host: Host) -> bool:
         return False
     cancelled = False
     for note, run_dir in noted:
-        facts = run_facts.read(run_dir)
+        facts = run_facts.read_facts(run_dir)
         if facts.slurm_id is None:
             # Its submit may still be under way on the cluster, without this machine.
             _forget_old(note)
@@ -88,14 +88,14 @@ def is_noted(host: Host, run_dir: Path) -> bool:
 
 def _unwanted(host: Host) -> list[tuple[Path, Path]]:
     """The notes of halves whose submit has failed, with their run folders."""
-    found = []
+    halves = []
     with contextlib.suppress(OSError):
         for note in sorted(host.halves().iterdir()):
             with contextlib.suppress(OSError, ValueError):
                 submits, _, run_dir = untrusted_files.read_text(note).partition("\n")
                 if not note.name.startswith(".") and _has_failed(submits):
-                    found.append((note, Path(run_dir.strip())))
-    return found
+                    halves.append((note, Path(run_dir.strip())))
+    return halves
 
 
 def _has_failed(submits: str) -> bool:

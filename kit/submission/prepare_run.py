@@ -71,7 +71,7 @@ class Prepared:
         return (*self.plan.warnings, *workspace.warnings(self.scan, self.resolved))
 
 
-def prepare(
+def prepare_job(
     job_file: Path,
     *,
     cluster: str | None,
@@ -150,19 +150,19 @@ def prepare_resolved(
     run_id = run_id or new_run_id(resolved.job.name, now or datetime.now(UTC))
     site = _site(facts, run_id, seed=seed, pyxis=pyxis, containers=containers)
     kept = earlier.snapshot(site.runs_dir, uid=facts.uid) if earlier else None
-    scan = None if kept else workspace.read(resolved, host.path_here(site.run_dir).parent)
+    scan = None if kept else workspace.scan_workspace(resolved, host.path_here(site.run_dir).parent)
     site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir, uid=facts.uid))
     site = replace(site, node_order=earlier.node_order if earlier else ())
-    made = plan(resolved, locks[0], site, role_locks=locks[1])
+    run_plan = plan(resolved, locks[0], site, role_locks=locks[1])
     if earlier:
-        made = earlier.amended(made)
-    if made.job.chain is not None:
-        made = chain.with_links(made, file=resolved.job_file)
-    if host.shares_files and site_shell.carried(made.decisions):
+        run_plan = earlier.amended(run_plan)
+    if run_plan.job.chain is not None:
+        run_plan = chain.with_links(run_plan, file=resolved.job_file)
+    if host.shares_files and site_shell.carried(run_plan.decisions):
         env |= site_shell.environment(os.environ)
-    program_check.require(made, scan, folder=earlier.folder if earlier else None)
+    program_check.require(run_plan, scan, folder=earlier.folder if earlier else None)
     return Prepared(
-        plan=made,
+        plan=run_plan,
         site=site,
         resolved=resolved,
         lock=locks[0],
@@ -214,7 +214,7 @@ def _lock_named(resolved: Resolved, name: str | None, key: str) -> ImageLock | N
 
     path = image_lock.find(name, project=resolved.project)
     if path is not None:
-        return image_lock.read(path)
+        return image_lock.read_lock(path)
     # Either the image is not built yet, or there is no such image; the latter is an error that names the nearest one.
     data_folders.find("containers", name, project_dir=resolved.project, asked_by=resolved.job_file, key=key)
     return None

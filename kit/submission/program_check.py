@@ -54,13 +54,13 @@ def _faults(plan: Plan, scan: Scan | None, folder: Path, key: str, script: str) 
 
 def _comes_later(plan: Plan, script: str) -> bool:
     """Whether a mount covers the file, or a set-up line that names it may write it."""
-    made = plan.decisions
-    inside = PurePosixPath(made.paths.inside.workspace, script)
+    decisions = plan.decisions
+    inside = PurePosixPath(decisions.paths.inside.workspace, script)
     lines = (
-        *made.resolved.cluster.setup,
-        *made.job.setup,
-        *(line for one in made.job.lines.values() for line in one.lines),
+        *decisions.resolved.cluster.setup,
+        *decisions.job.setup,
+        *(line for one in decisions.job.lines.values() for line in one.lines),
     )
-    return any(inside.is_relative_to(mount.target) for mount in made.resolved.mounts) or any(
+    return any(inside.is_relative_to(mount.target) for mount in decisions.resolved.mounts) or any(
         Path(script).name in line for line in lines if Path(script).name
     )

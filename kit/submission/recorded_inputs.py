@@ -16,8 +16,7 @@ from kit.files import untrusted_files
 from kit.planning.plan import Plan, PlanFile
 from kit.planning.plan_inputs import Snapshot
 from kit.record import checkpoint_steps
-from kit.record.manifest import Manifest
-from kit.record.manifest import read as read_manifest
+from kit.record.manifest import Manifest, read_manifest
 from kit.record.unmade_points import POINTS
 from kit.schema.run_paths import RunPaths
 from kit.schema.set_by import USERS, LayerKind, SetBy
@@ -62,30 +61,30 @@ class Earlier:
         folder = job_file.parent
         at_home = self.manifest.imported is None and folder.is_dir()
         project = data_folders.project(folder if at_home else None)
-        made = config.job_of(
+        sources = config.job_of(
             {}, job_file, cluster=cluster or self.manifest.cluster, overrides=overrides, project=project
         )
-        dropped = self._dropped(made)
+        dropped = self._dropped(sources)
         layer = (self._with_template(self._kept(dropped)), config.shown(self.paths.job))
         if not dropped:
             # Each key already has its value. So the cluster's present defaults do not apply to the job.
-            made = replace(made, place=made.place.model_copy(update={"defaults": {}, "default_qos": None}))
-        return replace(made, files=(layer,), kept_launcher=self._launcher())
+            sources = replace(sources, place=sources.place.model_copy(update={"defaults": {}, "default_qos": None}))
+        return replace(sources, files=(layer,), kept_launcher=self._launcher())
 
     def resolve(self, sources: Sources) -> Resolved:
         """Resolve the job from its sources. Each key keeps the name of the layer that had set it."""
-        made = sources.resolve()
+        resolved = sources.resolve()
         theirs = {key for one in self.manifest.set_by if one.kind in USERS for key in one.keys}
         asked = config.merge(_only(self.job, theirs), sources.set_here)
-        job, was = made.job, self.job.get("slurm", {}).get("template")
+        job, was = resolved.job, self.job.get("slurm", {}).get("template")
         if job.slurm.template == self._template() is not None:
             # The new run's record has the template's name, as this run's has, and not its path in the store.
             job = job.model_copy(update={"slurm": job.slurm.model_copy(update={"template": was})})
         return replace(
-            made,
+            resolved,
             job=job,
             cluster=config.load_model(sources.cluster.path, type(sources.place)),
-            set_by=self._set_by(made.set_by),
+            set_by=self._set_by(resolved.set_by),
             asked=asked.get("resources", {}),
             asked_slurm=asked.get("slurm", {}),
         )
@@ -130,14 +129,14 @@ class Earlier:
     def _set_by(self, now: tuple[SetBy, ...]) -> tuple[SetBy, ...]:
         """The layers of a job made from this one: its keys belong to the layers that had set them here."""
         order = dict.fromkeys((one.kind, one.name) for one in (*self.manifest.set_by, *now))
-        found: dict[tuple[LayerKind, str], list[str]] = {layer: [] for layer in order}
+        by_layer: dict[tuple[LayerKind, str], list[str]] = {layer: [] for layer in order}
         for one in now:
             for key in one.keys:
                 was = self.manifest.layer_of(key) if one.kind == "file" else one
                 if was:
-                    found[was.kind, was.name].append(key)
+                    by_layer[was.kind, was.name].append(key)
         return tuple(
-            SetBy(kind=kind, name=name, keys=tuple(sorted(keys))) for (kind, name), keys in found.items() if keys
+            SetBy(kind=kind, name=name, keys=tuple(sorted(keys))) for (kind, name), keys in by_layer.items() if keys
         )
 
     def _launcher(self) -> data_folders.Entry | None:
@@ -156,7 +155,7 @@ class Earlier:
             return None
         from kit.images import image_lock
 
-        return image_lock.read(path)
+        return image_lock.read_lock(path)
 
     def rebuild(self, lock: ImageLock, store: Path) -> str:
         """The commands that restore one of its images, or that fail if they would make another image."""
@@ -206,37 +205,37 @@ class Earlier:
 
     def amended(self, plan: Plan) -> Plan:
         """A plan with this run's launcher programs instead of today's, its first checkpoint, and the order of its nodes."""
-        copies, made = plan.copies, list[PlanFile]()
+        copies, extra_files = plan.copies, list[PlanFile]()
         if copies and plan.decisions.resolved.launcher_dir == self.paths.code:
             copies = ((self.paths.code, "code"),)
         if self.from_step is not None:
             found = checkpoint_steps.find(self.run_dir, self.from_step)
             copies += tuple((path, str(path.relative_to(self.run_dir))) for path in found.folders)
-            made = [PlanFile(name=name, text=text) for name, text in found.pointers.items()]
+            extra_files = [PlanFile(name=name, text=text) for name, text in found.pointers.items()]
         if self.node_order:
-            made.append(PlanFile(name="node-order", text="".join(f"{node}\n" for node in self.node_order)))
-        return replace(plan, copies=copies, files=(*plan.files, *made))
+            extra_files.append(PlanFile(name="node-order", text="".join(f"{node}\n" for node in self.node_order)))
+        return replace(plan, copies=copies, files=(*plan.files, *extra_files))
 
 
-def read(run_dir: Path, *, live: bool = False, from_step: int | None = None) -> Earlier:
+def read_inputs(run_dir: Path, *, live: bool = False, from_step: int | None = None) -> Earlier:
     """Read a run's recorded inputs. RunError, with the exact reason, if something that a repetition needs is missing.
 
     live: the repetition uses the job's folder as it is now.
     """
-    paths, made = RunPaths(run_dir), read_manifest(RunPaths(run_dir).manifest)
-    if made.interactive:
+    paths, manifest = RunPaths(run_dir), read_manifest(RunPaths(run_dir).manifest)
+    if manifest.interactive:
         raise RunError(f"run {run_dir.name} was a shell: it had no program", hint="kit shell")
-    for name, digest in made.records.items():
+    for name, digest in manifest.records.items():
         _require_same(run_dir / name, digest)
     if from_step is not None:
         checkpoint_steps.require(run_dir, from_step)
-    if live and not Path(made.job_file).parent.is_dir():
-        raise RunError(f"run {run_dir.name}: its job's folder {Path(made.job_file).parent} is not there any more")
+    if live and not Path(manifest.job_file).parent.is_dir():
+        raise RunError(f"run {run_dir.name}: its job's folder {Path(manifest.job_file).parent} is not there any more")
     return Earlier(
         run_dir=run_dir,
-        manifest=made,
+        manifest=manifest,
         job=config.load_toml(paths.job),
-        code=None if live else code_of(run_dir, made),
+        code=None if live else code_of(run_dir, manifest),
         from_step=from_step,
     )
 
@@ -251,10 +250,10 @@ def _require_same(path: Path, digest: str) -> None:
         raise RunError(problem, hint="put it back; --set changes a key for a rerun")
 
 
-def code_of(run_dir: Path, made: Manifest) -> tuple[Listing, Store]:
+def code_of(run_dir: Path, manifest: Manifest) -> tuple[Listing, Store]:
     """The snapshot of a run, with every file checked, and its store. RunError, with the reason, if there is none."""
     live = f"kit rerun {run_dir.name} --live takes the job's folder as it is now"
-    tree = made.workspace.tree if made.workspace else None
+    tree = manifest.workspace.tree if manifest.workspace else None
     if tree is None:
         problem = "it worked in the job's folder itself (snapshot = false), and no record has the files that were there"
         raise RunError(f"run {run_dir.name}: {problem}", hint=live)
@@ -265,7 +264,7 @@ def code_of(run_dir: Path, made: Manifest) -> tuple[Listing, Store]:
             f"its snapshot {tree[:12]} is not in {store.root} any more: it was pruned, removed, or is another user's"
         )
         raise RunError(f"run {run_dir.name}: {problem}", hint=live)
-    listing = store.read(tree)
+    listing = store.read_listing(tree)
     if damaged := store.damaged(listing):
         problem = f"its snapshot {tree[:12]} is damaged: {', '.join(damaged[:5])}"
         hint = f"a submit of the same files restores it; {live}"
@@ -275,13 +274,13 @@ def code_of(run_dir: Path, made: Manifest) -> tuple[Listing, Store]:
 
 def _only(table: Mapping[str, Any], keys: set[str], above: str = "") -> Table:
     """The parts of a table with these dotted keys."""
-    found: Table = {}
+    parts: Table = {}
     for key, value in table.items():
         if f"{above}{key}" in keys:
-            found[key] = value
+            parts[key] = value
         elif isinstance(value, Mapping) and (inner := _only(value, keys, f"{above}{key}.")):
-            found[key] = inner
-    return found
+            parts[key] = inner
+    return parts
 
 
 def _without(table: Table, key: str) -> Table:

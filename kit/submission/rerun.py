@@ -21,7 +21,7 @@ from kit.version import __version__
 _UNSEEN = frozenset({"description", "defaults", "qos", "default_qos", "max_array"})
 
 
-def prepare(
+def prepare_rerun(
     run_dir: Path,
     *,
     cluster: str | None = None,
@@ -35,7 +35,7 @@ def prepare(
     cluster: another one. overrides: keys to change, in the form of `--set`. from_step: begin at that checkpoint of the run. live:
     use the job's folder as it is now. RunError and LockError, with the exact reason, if something of the run is missing.
     """
-    earlier = reading.read(run_dir, live=live, from_step=from_step)
+    earlier = reading.read_inputs(run_dir, live=live, from_step=from_step)
     return prepare_earlier(earlier, cluster=cluster, overrides=overrides, now=now)
 
 
@@ -54,11 +54,11 @@ def prepare_earlier(
     return made
 
 
-def differences(made: Prepared) -> Iterator[str]:
+def differences(prepared: Prepared) -> Iterator[str]:
     """Reasons why its numbers may differ from those of the repeated run, at least in the last bits; one sentence each."""
-    earlier = made.earlier
+    earlier = prepared.earlier
     assert earlier is not None
-    was, plan = earlier.manifest, made.plan
+    was, plan = earlier.manifest, prepared.plan
     if sizes_text(was.world_sizes) != sizes_text(plan.world_sizes):
         sizes = f"{sizes_text(plan.world_sizes)} ranks instead of {sizes_text(was.world_sizes)}"
         yield f"{sizes}: sums over ranks are rounded otherwise"
@@ -66,19 +66,19 @@ def differences(made: Prepared) -> Iterator[str]:
         yield f"runtime {plan.job.container.runtime} instead of {was.runtime}"
     if was.versions.get("kit") != __version__:
         yield f"kit {was.versions.get('kit')} made the run; its scripts are those of kit {__version__} now"
-    if why := made.resolved.launcher.varies:
+    if why := prepared.resolved.launcher.varies:
         yield f"launcher {plan.job.launcher} does not repeat to the bit: {why}"
-    changed = ", ".join(_changed_cluster(earlier, made))
+    changed = ", ".join(_changed_cluster(earlier, prepared))
     if changed and was.cluster == plan.cluster:
         yield f"cluster {plan.cluster} has changed since: {changed}"
 
 
-def _changed_cluster(earlier: Earlier, made: Prepared) -> Iterator[str]:
+def _changed_cluster(earlier: Earlier, prepared: Prepared) -> Iterator[str]:
     try:
         was: dict[str, Any] = tomllib.loads(untrusted_files.read_text(earlier.paths.cluster))
     except OSError:
         return
-    now = tomllib.loads(made.plan.text_of("cluster.toml"))
+    now = tomllib.loads(prepared.plan.text_of("cluster.toml"))
     yield from (key for key in sorted({*was, *now} - _UNSEEN) if was.get(key) != now.get(key))
 
 
@@ -87,10 +87,10 @@ def _without_container(earlier: Earlier) -> bool:
     return earlier.manifest.runtime == "bare" and earlier.manifest.layer_of("container.runtime") is None
 
 
-def _require_same_image(earlier: Earlier, made: Prepared) -> None:
+def _require_same_image(earlier: Earlier, prepared: Prepared) -> None:
     """LockError if the image of that name has changed, and the user asked for no other image."""
-    was, pin = earlier.manifest, made.plan.decisions.pin
-    if not pin.image or pin.digest == was.image_digest or made.plan.job.image_name != was.image_name:
+    was, pin = earlier.manifest, prepared.plan.decisions.pin
+    if not pin.image or pin.digest == was.image_digest or prepared.plan.job.image_name != was.image_name:
         return
     if not was.image_digest:
         return  # it ran without a container

@@ -20,19 +20,19 @@ from kit.schema.job import Job
 from kit.schema.run_paths import RunPaths
 
 
-def resume(one: Status) -> Manifest:
+def resume(run: Status) -> Manifest:
     """Submit the same scripts again. Logs are appended, KIT_RESTART_COUNT increases, and the manifest gets the new job id.
 
     RunError if the job is still in Slurm's queue, or if the run is a point of a sweep; LockError if its image is
     missing or truncated.
     """
-    paths, record = RunPaths(one.run_dir), one.manifest
-    if one.active:
+    paths, record = RunPaths(run.run_dir), run.manifest
+    if run.active:
         raise RunError(
-            f"run {record.run_id} is {one.state}: it has not ended", hint=f"'kit cancel {record.run_id}' ends it"
+            f"run {record.run_id} is {run.state}: it has not ended", hint=f"'kit cancel {record.run_id}' ends it"
         )
-    if one.state == status.UNKNOWN and paths.submission.exists():
-        raise RunError(f"run {record.run_id}: {one.reason}", hint=f"kit resume {record.run_id}, once Slurm answers")
+    if run.state == status.UNKNOWN and paths.submission.exists():
+        raise RunError(f"run {record.run_id}: {run.reason}", hint=f"kit resume {record.run_id}, once Slurm answers")
     if record.imported is not None:
         problem = f"run {record.run_id} was imported: its scripts name another machine's folders, and it has no checkpoints here"
         raise RunError(problem, hint=f"kit rerun {record.run_id}")
@@ -40,12 +40,12 @@ def resume(one: Status) -> Manifest:
         raise RunError(
             f"run {record.run_id} is a point of a sweep", hint="'kit sweep --retry' runs failed points again"
         )
-    host = clusters.host_of_run(one.run_dir)
-    host.fetch(one.run_dir, accounting_too=False)
-    host.require_images_of(one.run_dir, record)
+    host = clusters.host_of_run(run.run_dir)
+    host.fetch(run.run_dir, accounting_too=False)
+    host.require_images_of(run.run_dir, record)
     job = load_model(paths.job, Job)
     env, relay_env = host.env(job.inherit), host.env()
-    if host.shares_files and job.container.runtime == "bare" and (one.run_dir / "lib" / "site_shell.sh").exists():
+    if host.shares_files and job.container.runtime == "bare" and (run.run_dir / "lib" / "site_shell.sh").exists():
         env |= site_shell.environment(os.environ)
         relay_env |= site_shell.environment(os.environ)
     origin = Path(record.job_file)
@@ -54,29 +54,29 @@ def resume(one: Status) -> Manifest:
         values[secret.RELAY_TOKEN] = pair_relay.token_for(record.partner)
     return host.submit_again(
         EndedRun(
-            run_dir=one.run_dir,
+            run_dir=run.run_dir,
             record=record,
             secrets=values,
             env=env,
-            start_relay=lambda: pair_relay.start_again(one.run_dir, job, env=relay_env),
+            start_relay=lambda: pair_relay.start_again(run.run_dir, job, env=relay_env),
         )
     )
 
 
-def restart_relay(one: Status, *, queue: Queue) -> str | None:
+def restart_relay(run: Status, *, queue: Queue) -> str | None:
     """Restart the relay of a training over two clusters, if it died while the job of its run is pending or running.
 
-    one: the run of either cluster. Returns the name of the run whose relay was started;
+    run: the run of either cluster. Returns the name of the run whose relay was started;
     None if no relay had died.
     """
-    other = pair_relay.folder_of(one.facts.partner) if one.active and one.facts.partner else None
+    other = pair_relay.folder_of(run.facts.partner) if run.active and run.facts.partner else None
     if other is None:
         return None
-    clusters.fetch(one.run_dir)
-    first = pair_relay.first_of(one.run_dir, other)
-    if first is None or pair_relay.seen_from(one.run_dir, other) not in pair_relay.DOWN:
+    clusters.fetch(run.run_dir)
+    first = pair_relay.first_of(run.run_dir, other)
+    if first is None or pair_relay.seen_from(run.run_dir, other) not in pair_relay.DOWN:
         return None
-    (owns,) = status.of([first], queue=queue)
+    (owns,) = status.read_statuses([first], queue=queue)
     if not owns.active:
         return None
     env = clusters.find_host(owns.facts.cluster).env()

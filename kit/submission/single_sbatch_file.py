@@ -89,7 +89,7 @@ def single_file(
     say: gets one line about what the file trains.
     """
     now = now or datetime.now(UTC)
-    titan = titan_file.read(asked.config_file, checkout=Path.cwd())
+    titan = titan_file.read_titan_file(asked.config_file, checkout=Path.cwd())
     here = Path.cwd() / "kit generate"
     try:
         resolved = resolve(asked, titan, here, cluster=cluster, overrides=overrides)
@@ -102,7 +102,7 @@ def single_file(
     say(_trains(prepared, asked))
     mark = _mark(f"{titan.text}{asked}")
     made = _placed(prepared, mark)
-    record = manifest.of(made, job_file=asked.config_file, user=getpass.getuser(), now=now, slurm_version="")
+    record = manifest.make_manifest(made, job_file=asked.config_file, user=getpass.getuser(), now=now, slurm_version="")
     own = {titan.name: titan.text, "manifest.json": record.model_dump_json(indent=2) + "\n"}
     return as_one_file(made, [*_copied(made), *(PlanFile(name=name, text=text) for name, text in own.items())], mark)
 
@@ -171,21 +171,21 @@ def completed(
     return replace(resolved, job=job.model_copy(update={"args": tuple(words)}))
 
 
-def as_one_file(made: Plan, further: Sequence[PlanFile], mark: str) -> str:
+def as_one_file(run_plan: Plan, further: Sequence[PlanFile], mark: str) -> str:
     """A plan as one sbatch file. further: files in addition to the plan's own. mark: placeholder for the job's number."""
-    files = sorted([*made.files, *further], key=_reading_order)
+    files = sorted([*run_plan.files, *further], key=_reading_order)
     end = "KIT_FILE"
     while any(end in file.text for file in files):
         end += "_"
     return render(
         "bin/single.sh",
         {
-            "phases": phases(made.decisions),
-            "sbatch": header(made.text_of("batch.sh")),
-            "explained": explained(made.text_of("batch.sh")),
+            "phases": phases(run_plan.decisions),
+            "sbatch": header(run_plan.text_of("batch.sh")),
+            "explained": explained(run_plan.text_of("batch.sh")),
             "mark": mark,
-            "run_dir": made.run_dir,
-            "folders": made.folders,
+            "run_dir": run_plan.run_dir,
+            "folders": run_plan.folders,
             "files": [{"name": f.name, "mode": f"{f.mode:o}", "text": f.text.removesuffix("\n")} for f in files],
             "end": end,
         },
@@ -269,16 +269,16 @@ def _placed(prepared: Prepared, mark: str) -> Plan:
     return plan(prepared.resolved, prepared.lock, site)
 
 
-def _copied(made: Plan) -> list[PlanFile]:
+def _copied(run_plan: Plan) -> list[PlanFile]:
     """The launcher's programs and the modules that they import, as files. ConfigError for a file that is not text."""
-    found = {}
-    for source, folder in made.copies:
+    paths = {}
+    for source, folder in run_plan.copies:
         for path in sorted(source.rglob("*")):
             # launcher.toml is for the kit: the plan has it already.
             if path.is_file() and "__pycache__" not in path.parts and path.name != "launcher.toml":
-                found[f"{folder}/{path.relative_to(source)}".removeprefix("code/")] = path
+                paths[f"{folder}/{path.relative_to(source)}".removeprefix("code/")] = path
     try:
-        texts = {name: untrusted_files.read_bytes(path).decode() for name, path in found.items()}
+        texts = {name: untrusted_files.read_bytes(path).decode() for name, path in paths.items()}
         return [PlanFile(name=f"code/{name}", text=text) for name, text in without_unused(texts).items()]
     except UnicodeDecodeError as error:
-        raise ConfigError(f"launcher {made.job.launcher!r} has a file that is not text: {error}") from None
+        raise ConfigError(f"launcher {run_plan.job.launcher!r} has a file that is not text: {error}") from None

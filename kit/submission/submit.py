@@ -32,7 +32,7 @@ def ask_slurm(prepared: Prepared) -> client.ExpectedStart | None:
 
 def record_of(prepared: Prepared, *, patch: str, now: datetime | None) -> manifest.Manifest:
     """The manifest of a run that is about to be submitted. patch: the difference between workspace and commit."""
-    made = manifest.of(
+    record = manifest.make_manifest(
         prepared.plan,
         job_file=prepared.job_file,
         user=getpass.getuser(),
@@ -40,7 +40,7 @@ def record_of(prepared: Prepared, *, patch: str, now: datetime | None) -> manife
         slurm_version=client.version(env=prepared.env),
         workspace=workspace.record(prepared.scan, prepared.resolved, patch=bool(patch)),
     )
-    return made.model_copy(update={"partner": prepared.partner.run_id}) if prepared.partner else made
+    return record.model_copy(update={"partner": prepared.partner.run_id}) if prepared.partner else record
 
 
 def submit(
@@ -67,20 +67,20 @@ def submit(
 
 def new_run(prepared: Prepared, *, now: datetime | None = None, interactive: bool = False) -> NewRun:
     """What the cluster's host needs to make the run folder and to submit the job. interactive: it is a shell's."""
-    made, earlier = prepared.plan, prepared.earlier
+    plan, earlier = prepared.plan, prepared.earlier
     patch = "" if interactive else workspace.patch(prepared.scan) or (earlier.patch() if earlier else "")
     record = record_of(prepared, patch=patch, now=now)
     record = earlier.told(record) if earlier else record
     record = record.model_copy(update={"interactive": True}) if interactive else record
     secrets = secrets_of(prepared)
     return NewRun(
-        run_dir=made.run_dir,
+        run_dir=plan.run_dir,
         record=record,
-        fill=lambda into: folder.fill(into, made, record, secrets=secrets, patch=patch),
-        argv=made.argv,
-        script=made.text_of("batch.sh"),
+        fill=lambda into: folder.fill(into, plan, record, secrets=secrets, patch=patch),
+        argv=plan.argv,
+        script=plan.text_of("batch.sh"),
         env=prepared.env,
-        links=made.job.chain.times - 1 if made.job.chain else 0,
+        links=plan.job.chain.times - 1 if plan.job.chain else 0,
     )
 
 
@@ -155,12 +155,12 @@ def _require_signatures(prepared: Prepared) -> None:
             raise LockError(f"{pinned.image}: {problem.format(resolved.cluster_name)}", hint="kit import-image")
         name = pinned.lock.name
         path = image_lock.find(name, project=resolved.project)
-        if prepared.earlier and (path is None or image_lock.read(path) != pinned.lock):
+        if prepared.earlier and (path is None or image_lock.read_lock(path) != pinned.lock):
             problem = f"the cluster takes signed images only, and {prepared.earlier.run_dir.name} ran in another one than is signed"
             raise LockError(
                 f"image {name}: {problem}", hint=f"kit rerun {prepared.earlier.run_dir.name} --set image={name}"
             )
-        if path is None or image_lock.read(path) != pinned.lock:
+        if path is None or image_lock.read_lock(path) != pinned.lock:
             raise LockError(f"image {name}: its lock changed while the job was planned", hint="submit again")
         signature.require(path, signers, what=f"image {name}")
 

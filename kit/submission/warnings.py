@@ -60,33 +60,33 @@ def _patterns(names: list[str]) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def warn_of_others(made: Plan) -> Iterator[Fault]:
+def warn_of_others(plan: Plan) -> Iterator[Fault]:
     """A fault if others could replace the run, and one for each image whose owner could change it while it is mounted."""
-    runs_dir = made.run_dir.parent
+    runs_dir = plan.run_dir.parent
     for folder in (runs_dir, *runs_dir.parents):
         who = own_folders.replaceable_by(folder) if folder.is_dir() else ""
         if who:
             problem = f"{folder} may be changed by {who}, who can put another run in place of this one"
             yield Fault(
-                file=f"clusters/{made.cluster}.toml", key="paths.runs", problem=problem, hint=f"chmod +t {folder}"
+                file=f"clusters/{plan.cluster}.toml", key="paths.runs", problem=problem, hint=f"chmod +t {folder}"
             )
             break
-    for pinned in made.decisions.pins.distinct:
+    for pinned in plan.decisions.pins.distinct:
         # A node that runs a copy of its own checks the bytes of that copy.
         if pinned.lock is None or pinned.image != pinned.stored or not Path(pinned.stored).is_file():
             continue
         if (who := own_folders.stranger(Path(pinned.stored))) and not own_folders.is_unchangeable(Path(pinned.stored)):
             problem = f"{pinned.stored} belongs to {who}, who can change it while the run has it mounted"
             hint = f'image = {{ name = "{pinned.lock.name}", stage = "node" }}'
-            yield Fault(file=made.decisions.resolved.job_file, key="image", problem=problem, hint=hint)
+            yield Fault(file=plan.decisions.resolved.job_file, key="image", problem=problem, hint=hint)
 
 
-def warn_of_mounts(made: Plan) -> Iterator[Fault]:
+def warn_of_mounts(plan: Plan) -> Iterator[Fault]:
     """A fault for each. It is a warning, because a node's own disk is not mounted where jobs are submitted."""
-    decided = made.decisions
+    decided = plan.decisions
     own = {"tmpfs", decided.paths.cache}
     for mount in decided.paths.mounts if decided.runtime.containerized else ():
-        if mount.source in own or Path(mount.source).is_relative_to(made.run_dir) or _is_there(mount.source):
+        if mount.source in own or Path(mount.source).is_relative_to(plan.run_dir) or _is_there(mount.source):
             continue
         problem = f"{mount.source} is not on this machine; on a node without it, the preflight fails and no rank starts"
         hint = f"srun ls -d {shlex.quote(mount.source)}"

@@ -37,7 +37,7 @@ def store_of(runs_dir: Path, *, uid: str | None = None) -> Store:
     return Store(runs_dir / f"{FOLDER}-{os.geteuid() if uid is None else uid}")
 
 
-def read(resolved: Resolved, runs_dir: Path) -> Scan | None:
+def scan_workspace(resolved: Resolved, runs_dir: Path) -> Scan | None:
     """The job's folder as it is now; None if the job runs in the folder itself. Nothing is written.
 
     ConfigError, as in `scan`, for files that a run cannot take.
@@ -82,14 +82,14 @@ def keep(done: Scan | None, plan: Plan) -> None:
 
 def used(runs_dir: Path) -> set[str]:
     """The hashes of all snapshots that runs in this folder use, from their manifests or, without one, from their batch scripts."""
-    found = set()
+    trees = set()
     for path, facts in index.runs(runs_dir):
         if facts.tree:
-            found.add(facts.tree)
+            trees.add(facts.tree)
         if facts.problem:
             with contextlib.suppress(OSError):
-                found |= {one.decode() for one in _TREE.findall(untrusted_files.read_bytes(RunPaths(path).batch))}
-    return found
+                trees |= {one.decode() for one in _TREE.findall(untrusted_files.read_bytes(RunPaths(path).batch))}
+    return trees
 
 
 def fill(plan: Plan, run_dir: Path) -> None:

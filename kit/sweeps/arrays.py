@@ -49,17 +49,17 @@ def group(
     shapes: dict[tuple[str, ...], list[int]] = {}
     for index, kind in kinds.items():
         shapes.setdefault(kind.header, []).append(index)
-    made: list[Array] = []
+    arrays: list[Array] = []
     for shape, members in shapes.items():
         most = max_nodes // kinds[members[0]].held if max_nodes else None
         at_once = min((n for n in (parallel, most) if n is not None), default=None)
         for start in range(0, len(members), max_array):
             part = members[start : start + max_array]
-            number = first + len(made)
+            number = first + len(arrays)
             own = folder / str(number)
             text = _script(shape, name=name, folder=own, count=len(part), parallel=at_once, search=search)
-            made.append(Array(number=number, members=tuple(part), folder=own, text=text))
-    return tuple(made)
+            arrays.append(Array(number=number, members=tuple(part), folder=own, text=text))
+    return tuple(arrays)
 
 
 def _script(

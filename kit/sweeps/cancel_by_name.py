@@ -44,16 +44,16 @@ class Cancelled:
 def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[Cancelled]:
     """Cancel runs and sweeps by their names, or the newest run. RunError for an unknown name; then nothing is cancelled."""
     wanted: list[str | None] = [*names]
-    found = [
-        one
+    targets = [
+        target
         for name in wanted or [None]
-        for one in _with_partner(_find(name, folders, queue=queue), folders, queue=queue)
+        for target in _with_partner(_find(name, folders, queue=queue), folders, queue=queue)
     ]
     by_cluster: dict[str, dict[JobId, Status]] = {}
-    for _, active in found:
-        for one in active:
-            if one.job_id is not None:
-                by_cluster.setdefault(one.facts.cluster, {})[one.job_id] = one
+    for _, active in targets:
+        for run in active:
+            if run.job_id is not None:
+                by_cluster.setdefault(run.facts.cluster, {})[run.job_id] = run
     problems = []
     for jobs in ([*by_id.values()] for by_id in by_cluster.values()):
         try:
@@ -63,7 +63,7 @@ def cancel(names: Sequence[str], folders: list[Path], *, queue: Queue) -> list[C
             problems.append(error)
     if problems:
         raise problems[0]
-    return [what for what, _ in found]
+    return [what for what, _ in targets]
 
 
 def _with_partner(
@@ -79,13 +79,13 @@ def _find_half(name: str, folders: list[Path], *, queue: Queue) -> tuple[Cancell
     """The other half. If it was never submitted, or its cluster does not answer, this is no reason to keep the named one."""
     catch_up.refresh(data_folders.project(), [name])
     try:
-        found = _find(name, folders, queue=queue)
+        half = _find(name, folders, queue=queue)
     except RunError as error:
         return Cancelled(name=name, jobs=(), problem=f"{name}, the other half: {error.message}"), []
-    if found[0].state == status.UNKNOWN:
+    if half[0].state == status.UNKNOWN:
         problem = f"{name}, the other half: its cluster does not answer; 'kit cancel {name}' once it does"
         return Cancelled(name=name, jobs=(), state=status.UNKNOWN, problem=problem), []
-    return found
+    return half
 
 
 def _find(name: str | None, folders: list[Path], *, queue: Queue) -> tuple[Cancelled, list[Status]]:
@@ -93,17 +93,17 @@ def _find(name: str | None, folders: list[Path], *, queue: Queue) -> tuple[Cance
     sweep = find.named(name, folders) if name else None
     if sweep is not None:
         active = find.active(sweep, queue=queue)
-        jobs = tuple(one.job_id for one in active if one.job_id is not None)
+        jobs = tuple(run.job_id for run in active if run.job_id is not None)
         return Cancelled(name=sweep.name, jobs=jobs, sweep=True), active
     run_dir = find_runs.find_one(name, folders)
-    (one,) = status.of([run_dir], queue=queue)
-    if one.facts.problem:
-        hint = f"'scancel {one.job_id}' cancels the job that its events name" if one.job_id else ""
-        raise RunError(one.facts.problem, hint=hint)
-    if one.state == status.UNKNOWN and one.reason:
-        raise RunError(f"{run_dir.name}: {one.reason}", hint=f"kit cancel {run_dir.name}, once Slurm answers")
-    if one.job_id is None:
+    (run,) = status.read_statuses([run_dir], queue=queue)
+    if run.facts.problem:
+        hint = f"'scancel {run.job_id}' cancels the job that its events name" if run.job_id else ""
+        raise RunError(run.facts.problem, hint=hint)
+    if run.state == status.UNKNOWN and run.reason:
+        raise RunError(f"{run_dir.name}: {run.reason}", hint=f"kit cancel {run_dir.name}, once Slurm answers")
+    if run.job_id is None:
         raise RunError(f"{run_dir.name}: it has no job", hint="it was not submitted")
-    if not one.active:
-        return Cancelled(name=run_dir.name, jobs=(), state=one.state, job_id=one.job_id), []
-    return Cancelled(name=run_dir.name, jobs=(one.job_id,), job_id=one.job_id), [one]
+    if not run.active:
+        return Cancelled(name=run_dir.name, jobs=(), state=run.state, job_id=run.job_id), []
+    return Cancelled(name=run_dir.name, jobs=(run.job_id,), job_id=run.job_id), [run]

@@ -12,7 +12,7 @@ from kit.record import find_runs, index
 from kit.schema.run_paths import RunPaths
 from kit.ssh import run_folder_mirror as mirrors
 from kit.sweeps import lost_arrays
-from kit.sweeps.record import SweepPaths, SweepRecord, read
+from kit.sweeps.record import SweepPaths, SweepRecord, read_sweep
 from kit.sweeps.search import search_trials
 
 # The state of a point that has no run folder, or was never submitted.
@@ -28,7 +28,7 @@ def find_all(folders: list[Path]) -> list[Path]:
 def _age(folder: Path) -> tuple[float, str]:
     """Sort key: the time of submission. A sweep that cannot be read counts as the oldest."""
     try:
-        return read(folder).submitted_at.timestamp(), folder.name
+        return read_sweep(folder).submitted_at.timestamp(), folder.name
     except RunError:
         return 0.0, folder.name
 
@@ -39,7 +39,9 @@ def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = N
         return Path(name).resolve()
     known = find_all(folders)
     if name is None:
-        mine = [p for p in known if _age(p)[0] and (job_file is None or read(p).job_file == str(job_file.resolve()))]
+        mine = [
+            p for p in known if _age(p)[0] and (job_file is None or read_sweep(p).job_file == str(job_file.resolve()))
+        ]
         if not mine:
             whose = f" of {job_file}" if job_file else ""
             raise RunError(f"no sweep{whose} yet", hint="'kit sweep' submits one")
@@ -58,7 +60,7 @@ def named(name: str, folders: list[Path]) -> Path | None:
 
 def active(folder: Path, *, queue: Queue) -> list[Status]:
     """The points that wait or run. Points that are already ending are left out."""
-    found = states(folder, read(folder), queue=queue).values()
+    found = states(folder, read_sweep(folder), queue=queue).values()
     return [one for one in found if one is not None and one.active and one.state != "COMPLETING"]
 
 

@@ -12,7 +12,7 @@ from kit.hosts.clusters import find_host
 from kit.record import unmade_points
 from kit.record.unmade_points import POINTS
 from kit.slurm import client
-from kit.sweeps.record import SentArray, SweepPaths, SweepRecord, note_jobs, read
+from kit.sweeps.record import SentArray, SweepPaths, SweepRecord, note_jobs, read_sweep
 
 
 def arrays(paths: SweepPaths, record: SweepRecord) -> list[int]:
@@ -24,14 +24,14 @@ def arrays(paths: SweepPaths, record: SweepRecord) -> list[int]:
 
 def noted(points: Iterable[Path]) -> bool:
     """Record Slurm's jobs for the sweeps of these run folders, which have no job. Return whether any were found."""
-    found = False
+    recorded = False
     for folder in {point.parent.parent for point in points if point.parent.name == POINTS}:
         # A folder that is not a sweep's, or cannot be read, is reported elsewhere.
         with contextlib.suppress(RunError):
-            record = read(folder)
+            record = read_sweep(folder)
             if arrays(SweepPaths(folder), record):
-                found = recovered(folder, record) is not record or found
-    return found
+                recorded = recovered(folder, record) is not record or recorded
+    return recorded
 
 
 def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
@@ -45,19 +45,19 @@ def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
         # Nothing is known of the arrays now; a later command asks again.
         return record
     scripts = {str(Path(name).resolve()): number for name, number in known.items()}
-    found = []
+    sent_arrays = []
     for number in arrays(paths, record):
         script = paths.arrays / str(number) / "batch.sh"
         job_id = scripts.get(str(script.resolve()))
         if job_id is not None:
             argv = ("sbatch", "--parsable", str(script))
-            found.append(SentArray(number=number, job_id=job_id, members=_members(script.parent), argv=argv))
+            sent_arrays.append(SentArray(number=number, job_id=job_id, members=_members(script.parent), argv=argv))
             submission.confirmed(SweepPaths.submission(script.parent))
-    if not found:
+    if not sent_arrays:
         return record
-    numbers = [array.number for array in found]
+    numbers = [array.number for array in sent_arrays]
     others = [array for array in record.arrays if array.number not in numbers]
-    arrays_now = sorted((*others, *found), key=lambda array: array.number)
+    arrays_now = sorted((*others, *sent_arrays), key=lambda array: array.number)
     record = record.model_copy(update={"arrays": tuple(arrays_now)})
     note_jobs(record, numbers, folder)
     return record

@@ -22,7 +22,7 @@ from kit.sweeps.points.table_lookup import Tables
 Part = int | Literal["base"]
 
 
-def prepare(
+def prepare_point(
     job_file: Path,
     part: Part,
     *,

@@ -109,13 +109,13 @@ def write(
     fill: writes a template's run folder.
     """
     lines: dict[int, str] = {}
-    for number, one in enumerate(templates):
+    for number, template in enumerate(templates):
         folder = SweepPaths(root).templates / str(number)
         folder.mkdir(parents=True)
-        fill(one, folder / "run")
-        for name, listed in (("tokens", one.tokens), ("files", one.files)):
+        fill(template, folder / "run")
+        for name, listed in (("tokens", template.tokens), ("files", template.files)):
             (folder / name).write_text("".join(f"{line}\n" for line in listed), encoding="utf-8")
-        lines |= {index: f"{index} {number} {' '.join(words)}\n" for index, words in one.words.items()}
+        lines |= {index: f"{index} {number} {' '.join(words)}\n" for index, words in template.words.items()}
     for array in arrays:
         if lines.keys().isdisjoint(array.members):
             continue
@@ -145,22 +145,22 @@ def _template(
 ) -> Template | None:
     """The template of these points; None if the template would make a different run of one of them."""
     first = members[0]
-    values: dict[str, Value] = {**first.values, **{key: _token(key, place) for place, key in enumerate(free)}}
+    values: dict[str, Value] = {**first.values, **{key: _token(key, position) for position, key in enumerate(free)}}
     try:
-        made = prepared.planned(Point(index=_POINT, name="", values=values))
+        planned = prepared.planned(Point(index=_POINT, name="", values=values))
     except ConfigError:
         return None
     facts = _facts(prepared, options, _JOB, _TASK, _ARRAY)
-    shown = {**first.values, **{key: _json_token(place) for place, key in enumerate(free)}}
-    manifest = manifest_of(made.plan, {**facts, "point": shown})
+    shown = {**first.values, **{key: _json_token(position) for position, key in enumerate(free)}}
+    manifest = manifest_of(planned.plan, {**facts, "point": shown})
     job = RunPaths(Path()).job.name
     manifest = manifest.model_copy(update={"records": {**manifest.records, job: _DIGEST}})
-    tokens = (*_FIXED, _DIGEST, *(word for place, key in enumerate(free) for word in _tokens(key, place)))
-    tables = {file.name: file.text for file in made.plan.files}
+    tokens = (*_FIXED, _DIGEST, *(word for position, key in enumerate(free) for word in _tokens(key, position)))
+    tables = {file.name: file.text for file in planned.plan.files}
     files = tuple(name for name, content in tables.items() if any(token in content for token in tokens))
-    names = "\n".join([*tables, *made.plan.folders, *(name for _, name in made.plan.copies)])
+    names = "\n".join([*tables, *planned.plan.folders, *(name for _, name in planned.plan.copies)])
     if (
-        made.resolved.template is not None
+        planned.resolved.template is not None
         or any(token in names for token in tokens)
         or {job, *manifest.records} & {*files} != {job}
     ):
@@ -168,15 +168,15 @@ def _template(
     words = {point.index: _words(point, free, tables[job], tokens) for point in members}
     if not all(_is_safe(line, tokens) for line in words.values()):
         return None
-    found = Template(
-        prepared=made,
+    template = Template(
+        prepared=planned,
         manifest=manifest,
         tokens=tokens,
         files=(*files, RunPaths(Path()).manifest.name),
         words=words,
     )
     ends = [members[0], members[-1]]
-    return found if all(_is_same(found, prepared, point, options, manifest_of) for point in ends) else None
+    return template if all(_is_same(template, prepared, point, options, manifest_of) for point in ends) else None
 
 
 def _facts(prepared: PreparedSweep, options: Sequence[str], job: int, task: int, array: int) -> dict[str, object]:
@@ -224,16 +224,16 @@ def _is_safe(words: Sequence[str], tokens: Sequence[str]) -> bool:
 
 
 def _is_same(
-    one: Template, prepared: PreparedSweep, point: Point, options: Sequence[str], manifest_of: ManifestOf
+    template: Template, prepared: PreparedSweep, point: Point, options: Sequence[str], manifest_of: ManifestOf
 ) -> bool:
     """Whether the template makes the same run folder as a separate plan of the point."""
     own = prepared.planned(point)
-    model = one.prepared.plan
-    words = (str(point.index), "1", "2", "3", *one.words[point.index])
-    made = tuple(replace(file, text=_substituted(file.text, one.tokens, words)) for file in model.files)
+    model = template.prepared.plan
+    words = (str(point.index), "1", "2", "3", *template.words[point.index])
+    made = tuple(replace(file, text=_substituted(file.text, template.tokens, words)) for file in model.files)
     if (made, model.copies, model.folders) != (own.plan.files, own.plan.copies, own.plan.folders):
         return False
     facts = _facts(prepared, options, 1, 2, 3)
     manifest = manifest_of(own.plan, {**facts, "point": dict(point.values)})
-    text_made = _substituted(one.manifest.model_dump_json(), one.tokens, words)
+    text_made = _substituted(template.manifest.model_dump_json(), template.tokens, words)
     return bool(json.loads(text_made) == json.loads(manifest.model_dump_json()))

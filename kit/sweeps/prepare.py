@@ -108,7 +108,7 @@ class _Runs(Sequence[Prepared]):
         return _Runs(found, self.planned) if isinstance(found, tuple) else self.planned(found)
 
 
-def prepare(
+def prepare_sweep(
     job_file: Path,
     *,
     cluster: str | None,
@@ -180,31 +180,35 @@ def _renumbered(expansion: Expansion, into: SweepRecord) -> Expansion:
 
 def _kinds(planner: _Planner, points: Sequence[Point], known: Kinds, faults: Gathered) -> tuple[Kind, ...]:
     """The kind of each point. Faults of a point are collected; such a point has no kind."""
-    found = []
+    kinds = []
     for point in points:
         faults.add(point, [clash(key, planner.file) for key in clashes(point, planner.sources.set_here)])
         of_words = words_clash(point, planner.sources.words)
         faults.add(point, [clash(key, planner.file, program_arguments.PLACE) for key in of_words])
-        with faults.of(point):
-            found.append(known.of(point))
-    return tuple(found)
+        with faults.collect(point):
+            kinds.append(known.find_kind(point))
+    return tuple(kinds)
 
 
-def _require_single(one: Resolved) -> None:
+def _require_single(resolved: Resolved) -> None:
     """Require that a point is a single job: array tasks cannot form a chain or have stages, and must not write to one file."""
     wrong = [
-        Fault(file=one.job_file, key=key, problem="a job with [sweep] cannot have this table", hint=hint)
-        for key, there, hint in (
-            ("chain", one.job.chain is not None, "[retry]\n       requeue = 10"),
-            ("stages", bool(one.job.stages), "kit sweep --after SWEEP:corr, where one sweep is to wait for another"),
+        Fault(file=resolved.job_file, key=key, problem="a job with [sweep] cannot have this table", hint=hint)
+        for key, is_set, hint in (
+            ("chain", resolved.job.chain is not None, "[retry]\n       requeue = 10"),
+            (
+                "stages",
+                bool(resolved.job.stages),
+                "kit sweep --after SWEEP:corr, where one sweep is to wait for another",
+            ),
         )
-        if there
+        if is_set
     ]
-    for key, pattern in (("slurm.output", one.job.slurm.output), ("slurm.error", one.job.slurm.error)):
+    for key, pattern in (("slurm.output", resolved.job.slurm.output), ("slurm.error", resolved.job.slurm.error)):
         if pattern is not None and not slurm_filename_pattern.is_of_one_job(pattern, array=True):
             problem = f"all points would write into {shown(pattern)}: its name needs %j, or %A and %a"
             hint = f'{key.partition(".")[2]} = "logs/%x-%A-%a.out"'
-            wrong.append(Fault(file=one.job_file, key=key, problem=problem, hint=hint))
+            wrong.append(Fault(file=resolved.job_file, key=key, problem=problem, hint=hint))
     if wrong:
         raise ConfigError.of(*wrong)
 
@@ -232,12 +236,12 @@ class _Planner:
         _require_single(one)
         return replace(one, job=one.job.model_copy(update={"sweep": None}))
 
-    def prepared(self, point: Point, one: Resolved) -> Prepared:
+    def prepared(self, point: Point, resolved: Resolved) -> Prepared:
         """The plan of a point whose job is known. ConfigError when the job does not fit the cluster."""
-        first, folder = self._place(one)
+        first, folder = self._place(resolved)
         run_dir = SweepPaths(folder).point(point.index)
-        here = replace(one, cluster=first.resolved.cluster)
-        snapshot = first.site.snapshot if one.job.snapshot else None
+        here = replace(resolved, cluster=first.resolved.cluster)
+        snapshot = first.site.snapshot if resolved.job.snapshot else None
         site = replace(first.site, run_id=run_dir.name, run_dir=run_dir, snapshot=snapshot)
         lock = self._lock_of(here)
         others = prepare_run.role_locks_of(here) if first.site.containers else {}
@@ -245,11 +249,11 @@ class _Planner:
         program_check.require(made, first.scan)
         return replace(first, plan=made, site=site, resolved=here, lock=lock)
 
-    def _place(self, one: Resolved) -> tuple[Prepared, Path]:
+    def _place(self, resolved: Resolved) -> tuple[Prepared, Path]:
         """The first plan, and the sweep's folder."""
         if self.first is None or self.folder is None:
             job_file, into = self.sources.job_file, self._into
-            first = prepare_run.prepare_resolved(one, job_file, containers=self._containers, now=self._now)
+            first = prepare_run.prepare_resolved(resolved, job_file, containers=self._containers, now=self._now)
             if into is not None:
                 first = replace(first, site=replace(first.site, seed=into.seed))
             self.folder = first.site.run_dir.parent / (into.sweep_id if into else first.site.run_id)

@@ -114,7 +114,7 @@ class SweepPaths:
         return array / "submission.json"
 
 
-def read(folder: Path) -> SweepRecord:
+def read_sweep(folder: Path) -> SweepRecord:
     """The record of a sweep; RunError if there is none, or if another version of the kit made it."""
     path = SweepPaths(folder).record
     return manifest.load(SweepRecord, path, absent=lambda: _absent(folder))
@@ -136,7 +136,7 @@ def note_jobs(record: SweepRecord, numbers: Collection[int], folder: Path) -> No
                 continue
             path = RunPaths(paths.point(index)).manifest
             facts = {"job_id": array.job_id, "array_task": task, "argv": array.argv}
-            manifest.read(path).model_copy(update=facts).write(path, durable=False)
+            manifest.read_manifest(path).model_copy(update=facts).write(path, durable=False)
 
 
 def _absent(folder: Path) -> RunError:

@@ -43,11 +43,11 @@ class RunNumbers:
     sources: tuple[str, ...] = ()
 
 
-def of(points: Path, names: Sequence[str], *, reduce: Reduce = "last") -> dict[str, RunNumbers]:
+def read_run_numbers(points: Path, names: Sequence[str], *, reduce: Reduce = "last") -> dict[str, RunNumbers]:
     """The numbers of these runs, by the run's name. points: the folder of the runs."""
-    place = _place(points)
-    known, now = _load(place), dict[str, Any]()
-    at, found = _PLACES[reduce], {}
+    cache_path = _place(points)
+    known, now = _load(cache_path), dict[str, Any]()
+    at, by_run = _PLACES[reduce], {}
     for name in names:
         seen = _signature(f"{points}/{name}/metrics.jsonl") or _signature_of_ended(f"{points}/{name}")
         entry = known.get(name)
@@ -57,10 +57,10 @@ def of(points: Path, names: Sequence[str], *, reduce: Reduce = "last") -> dict[s
             # The numbers of replica groups, which have a file each, are cached when the run has ended, too.
             now[name] = entry
         values = {metric: numbers[at] for metric, numbers in entry[1].items()}
-        found[name] = RunNumbers(values, tuple(entry[2]))
+        by_run[name] = RunNumbers(values, tuple(entry[2]))
     if now != known:
-        _store(place, now)
-    return found
+        _store(cache_path, now)
+    return by_run
 
 
 def same_metric(metric: str, names: Iterable[str]) -> str:
@@ -78,15 +78,15 @@ def _summary(run_dir: str) -> tuple[dict[str, list[float]], list[str]]:
     """The last, least and greatest value of each metric, as min() and max() define them; and where they are from."""
     # The record of the start describes the run; it is not a result.
     kept = [record for record in metrics.records(run_dir) if record.get("kind") != "start"]
-    found = {}
+    summary = {}
     for name, values in _columns(kept):
         if name in _NOT_METRICS:
             continue
         numbers = values if _NUMBERS.issuperset(map(type, values)) else [one for one in values if type(one) in _NUMBERS]
         if numbers:
-            found[name] = [numbers[-1], min(numbers), max(numbers)]
+            summary[name] = [numbers[-1], min(numbers), max(numbers)]
     sources = dict.fromkeys(str(one[SOURCE]) for one in kept if SOURCE in one)
-    return found, [*sources][:_MOST_SOURCES]
+    return summary, [*sources][:_MOST_SOURCES]
 
 
 def _columns(records: Sequence[json_lines.Record]) -> Iterable[tuple[str, Sequence[Any]]]:
@@ -122,9 +122,9 @@ def _place(points: Path) -> Path:
     return cache_files.place("results", points.absolute())
 
 
-def _load(place: Path) -> dict[str, Any]:
+def _load(cache_path: Path) -> dict[str, Any]:
     try:
-        table = from_json(untrusted_files.read_bytes(place))
+        table = from_json(untrusted_files.read_bytes(cache_path))
         entries = table["runs"] if table["form"] == _FORM else {}
         return {name: one for name, one in entries.items() if _is_entry(one)}
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError):
@@ -139,5 +139,5 @@ def _is_entry(one: Any) -> bool:
     )
 
 
-def _store(place: Path, entries: dict[str, Any]) -> None:
-    cache_files.write(place, to_json({"form": _FORM, "runs": entries}, inf_nan_mode="constants").decode())
+def _store(cache_path: Path, entries: dict[str, Any]) -> None:
+    cache_files.write(cache_path, to_json({"form": _FORM, "runs": entries}, inf_nan_mode="constants").decode())

@@ -75,7 +75,7 @@ class Kinds:
         self._known: dict[Key, Kind | tuple[Fault, ...]] = {}
         self._same: dict[Kind, Kind] = {}
 
-    def of(self, point: Point) -> Kind:
+    def find_kind(self, point: Point) -> Kind:
         """The kind of a point. ConfigError with the faults of its kind."""
         rest = _rest(point)
         if rest not in self._read:
@@ -93,7 +93,7 @@ class Kinds:
     def free(self, point: Point) -> tuple[str, ...]:
         """The keys of the point that no rule reads, with plain values: another plain value changes nothing but the text."""
         read = self._read.get(_rest(point))
-        found = []
+        keys = []
         for key, value in point.values.items():
             if key.startswith(OWN):
                 free = _is_plain(value)
@@ -104,8 +104,8 @@ class Kinds:
                 # The manifest records the digest of prepared data that --data names.
                 free = option not in {key, "--data", *(read or ())} and read is not None and _is_plain(value)
             if free:
-                found.append(key)
-        return tuple(found)
+                keys.append(key)
+        return tuple(keys)
 
     def _first(self, point: Point, rest: Key) -> Kind:
         """The first point with these keys shows which of its options are read; if it has no job, all may be."""

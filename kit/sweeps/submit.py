@@ -44,17 +44,17 @@ def submit(prepared: PreparedSweep, *, after: After | None = None, now: datetime
     templates = point_templates.find(prepared, arrays, after, writer.manifest_of) if plain else ()
     arrays = point_templates.changed(arrays, templates)
     later = {index for one in templates for index in one.words}
-    made = new_record(prepared, arrays=_sent(arrays, after), now=now)
+    sweep_record = new_record(prepared, arrays=_sent(arrays, after), now=now)
 
     def fill(root: Path) -> list[Path]:
         SweepPaths(root).points.mkdir()
         point_templates.write(templates, arrays, root, prepared.folder, fill=writer.write_template)
         writer.write(root, (point for point in prepared.points if point.index not in later))
         write_arrays(arrays, prepared.folder, root)
-        made.write(SweepPaths(root))
+        sweep_record.write(SweepPaths(root))
         return writer.written
 
-    return _send(prepared, made, arrays, fill, undo=lambda: whole_folder.remove(prepared.folder))
+    return _send(prepared, sweep_record, arrays, fill, undo=lambda: whole_folder.remove(prepared.folder))
 
 
 def resubmit(
@@ -76,13 +76,13 @@ def resubmit(
     new = [p for p in wanted if p.index not in known]
     sent = _sent(arrays, {})
     points_now = (*before.points, *map(_recorded, sorted(new, key=lambda p: p.index)))
-    made = before.model_copy(update={"points": points_now, "arrays": (*before.arrays, *sent)})
+    sweep_record = before.model_copy(update={"points": points_now, "arrays": (*before.arrays, *sent)})
     writer = RunWriter(prepared, wanted[0], sent, now=now)
 
     def fill(root: Path) -> list[Path]:
         writer.write(root, wanted)
         write_arrays(arrays, prepared.folder, root)
-        made.write(SweepPaths(root))
+        sweep_record.write(SweepPaths(root))
         return writer.written
 
     def undo() -> None:
@@ -90,7 +90,7 @@ def resubmit(
             whole_folder.remove(leftover)
         before.write(paths)
 
-    return _send(prepared, made, arrays, fill, undo=undo, again=True)
+    return _send(prepared, sweep_record, arrays, fill, undo=undo, again=True)
 
 
 def _require(prepared: PreparedSweep, arrays: Iterable[Array], after: After) -> None:
@@ -107,7 +107,7 @@ def _require(prepared: PreparedSweep, arrays: Iterable[Array], after: After) -> 
 
 def _send(
     prepared: PreparedSweep,
-    made: SweepRecord,
+    sweep_record: SweepRecord,
     arrays: Sequence[Array],
     fill: Callable[[Path], Sequence[Path]],
     *,
@@ -125,13 +125,13 @@ def _send(
                 text=array.text,
                 note=SweepPaths.submission(array.folder),
             )
-            for array, sent in zip(arrays, made.arrays[-len(arrays) :], strict=True)
+            for array, sent in zip(arrays, sweep_record.arrays[-len(arrays) :], strict=True)
         ],
         env=prepared.first.env,
-        note=lambda jobs: record.note_jobs(made.with_jobs(jobs), jobs, prepared.folder),
+        note=lambda jobs: record.note_jobs(sweep_record.with_jobs(jobs), jobs, prepared.folder),
         undo=undo,
     )
-    return made.with_jobs(prepared.first.host.submit_arrays(sweep))
+    return sweep_record.with_jobs(prepared.first.host.submit_arrays(sweep))
 
 
 class RunWriter:

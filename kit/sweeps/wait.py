@@ -12,7 +12,7 @@ from kit.hosts.patient_queue import PatientQueue
 from kit.hosts.status import UNKNOWN
 from kit.sweeps import find
 from kit.sweeps.find import state_of
-from kit.sweeps.record import read
+from kit.sweeps.record import read_sweep
 
 _POLL_S = 2.0
 # How long a point may be neither in the queue nor ended in its own record: both may be updated late.
@@ -25,7 +25,7 @@ def wait(folder: Path, *, queue: Queue, on_poll: Callable[[Counter[str]], None])
 
     NoAnswerError if Slurm does not answer for too long.
     """
-    record, unsettled, patient = read(folder), 0.0, PatientQueue(queue)
+    record, unsettled, patient = read_sweep(folder), 0.0, PatientQueue(queue)
     while True:
         now = find.states(folder, record, queue=patient)
         count = Counter(state_of(one) for one in now.values())

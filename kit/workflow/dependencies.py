@@ -82,9 +82,9 @@ def _joined(terms: Sequence[str]) -> list[str]:
 def pairs(after: After, arrays: Sequence[Array], folders: list[Path]) -> dict[int, list[str]]:
     """Array number -> sbatch's options, which make each task wait for the task of the same number in another sweep."""
     from kit.sweeps import find
-    from kit.sweeps.record import read
+    from kit.sweeps.record import read_sweep
 
-    sent = read(find.find_one(after.name, folders)).submitted
+    sent = read_sweep(find.find_one(after.name, folders)).submitted
     if [len(a.members) for a in arrays] != [len(a.members) for a in sent]:
         sizes, counts = (", ".join(str(len(a.members)) for a in these) for these in (sent, arrays))
         raise UsageError(
@@ -111,15 +111,15 @@ def _terms(after: After, folders: list[Path], *, queue: Queue, env: Mapping[str,
                 ) from None
             return [f"{after.type}:{after.name}"]
         from kit.sweeps import find
-        from kit.sweeps.record import read
+        from kit.sweeps.record import read_sweep
 
         try:
             folder = find.find_one(after.name, folders)
         except RunError:
             raise no_run from None
-        record = read(folder)
+        record = read_sweep(folder)
         return _of_sweep(after, record, find.states(folder, record, queue=queue))
-    (one,) = status.of([run_dir], queue=queue)
+    (one,) = status.read_statuses([run_dir], queue=queue)
     return _of_run(after, one)
 
 

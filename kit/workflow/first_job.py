@@ -58,13 +58,13 @@ def folder_of(script: Path) -> tuple[Path, Path]:
 
 def image_for(folder: Path, script: Path | None, project: Path) -> str:
     """The name of the default image: train-cpu if it has all packages that the folder names, else one of the folder's own."""
-    needs = own_packages.read(folder) if script is not None else None
+    needs = own_packages.read_needs(folder) if script is not None else None
     return own_packages.name_for(needs, job_name(folder), project) if needs else own_packages.BASE
 
 
 def write_image(asked: FirstJob, say: Callable[[str], None]) -> Path | None:
     """Write the folder of the image with the program's packages, and say what it cannot take; None if no image is needed."""
-    needs = own_packages.read(asked.folder) if asked.script is not None else None
+    needs = own_packages.read_needs(asked.folder) if asked.script is not None else None
     # An image that was named is not made: the name may be a slip.
     if needs is None or asked.image != job_name(asked.folder):
         return None
@@ -179,31 +179,31 @@ def has_cpu_torch(asked: FirstJob) -> bool:
         return False
     project = data_folders.project(asked.folder)
     place = image_lock.find(asked.image, project=project) or image_lock.find(own_packages.BASE, project=project)
-    return place is not None and cpu_build(image_lock.read(place).packages) is not None
+    return place is not None and cpu_build(image_lock.read_lock(place).packages) is not None
 
 
 def _resources(asked: FirstJob, starts: Launcher) -> dict[str, Any]:
-    place = config.load_model(asked.cluster.path, Cluster)
-    row = place.qos.get(place.default_qos or "")
-    nodes, of_a_node = _shape(place, asked.cluster.name)
+    cluster = config.load_model(asked.cluster.path, Cluster)
+    row = cluster.qos.get(cluster.default_qos or "")
+    nodes, of_a_node = _shape(cluster, asked.cluster.name)
     if row and row.max_gpus_per_node is not None:
         of_a_node = min(of_a_node, row.max_gpus_per_node)
     # With torch for CPUs in it, the image has no use for GPUs, and the job would be refused.
-    gpus = 0 if place.computes_on_gpus and has_cpu_torch(asked) else of_a_node
-    made: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus}
+    gpus = 0 if cluster.computes_on_gpus and has_cpu_torch(asked) else of_a_node
+    resources: dict[str, Any] = {"nodes": nodes, "gpus_per_node": gpus}
     if starts.most_ranks is not None:
-        made["nodes"] = 1
+        resources["nodes"] = 1
     if starts.programs:
-        del made["nodes"]  # [sft] and [rl] say it
+        del resources["nodes"]  # [sft] and [rl] say it
     # An hour, or less where the cluster's own limit for such a job is less.
-    limits = (place.defaults.get("resources", {}).get("time"), row.time if row else None)
-    return {**made, "time": min((_TIME, *(limit for limit in limits if limit)), key=minutes)}
+    limits = (cluster.defaults.get("resources", {}).get("time"), row.time if row else None)
+    return {**resources, "time": min((_TIME, *(limit for limit in limits if limit)), key=minutes)}
 
 
-def _shape(place: Cluster, name: str) -> tuple[int, int]:
+def _shape(cluster: Cluster, name: str) -> tuple[int, int]:
     """Nodes, and GPUs of each: of the embedded cluster as it is, or as it would start; of any other cluster, one whole node."""
-    if not place.embedded:
-        return 1, place.node.gpus
+    if not cluster.embedded:
+        return 1, cluster.node.gpus
     running = embedded.find(name)
     if running is not None:
         most = _EMBEDDED_GPUS if running.has_placeholders else running.gpus_per_node

@@ -59,7 +59,7 @@ def _of_dockerfile(path: Path, name: str, folder: Path, say: Callable[[str], Non
     else:
         inside = folder.resolve() in path.resolve().parents
         wanted = RepositoryOptions(name=name, file=path, context=folder if inside else path.parent)
-    repository_image.prepare(wanted, project)
+    repository_image.write_image_toml(wanted, project)
     say(f"context: {(wanted.context or folder).resolve()} (build.context in image.toml)")
     return project / "containers" / name
 
@@ -70,23 +70,23 @@ def _with_packages(wanted: OwnImage, name: str, project: Path, say: Callable[[st
     if wanted.requirements is not None:
         needs = _of_file(wanted.requirements, wanted.extras, say)
     needs = replace(needs, lines=(*needs.lines, *wanted.packages))
-    made = first_image.write(name, base=base, packages=needs.lines, project=project, indexes=needs.indexes)
+    path = first_image.write_image_folder(name, base=base, packages=needs.lines, project=project, indexes=needs.indexes)
     for line in needs.left:
         say(f"kit: warning: {needs.source}: {line!r} is not in the image: no package by its name")
     for one in own_packages.conflicts(needs, base, project):
         say(
             f"kit: warning: {one} is in {base}, and the image keeps it: change the requirement, or name another image with --from"
         )
-    return made
+    return path
 
 
 def _of_file(path: Path, extras: tuple[str, ...], say: Callable[[str], None]) -> Needs:
     """The packages of a file; of a pyproject.toml, those that the lock beside it names, if this machine has its program."""
     lock = path.with_name("uv.lock")
     if path.name != "pyproject.toml" or not lock.is_file():
-        return requirement_files.read(path, extras)
+        return requirement_files.read_requirements(path, extras)
     if requirement_files.has_uv():
         say(f"{lock}: the versions of the packages")
-        return requirement_files.read(lock, extras)
+        return requirement_files.read_requirements(lock, extras)
     say(f"kit: warning: {lock} is not used, because uv is not on this machine: pip chooses the versions")
-    return requirement_files.read(path, extras)
+    return requirement_files.read_requirements(path, extras)

@@ -18,18 +18,18 @@ from kit.workflow.requirement_files import Needs
 BASE = "train-cpu"
 
 
-def read(folder: Path) -> Needs | None:
+def read_needs(folder: Path) -> Needs | None:
     """The requirements in requirements.txt, else in pyproject.toml; None without either. UsageError for a broken file."""
     for name in ("requirements.txt", "pyproject.toml"):
         if (folder / name).is_file():
-            return requirement_files.read(folder / name)
+            return requirement_files.read_requirements(folder / name)
     return None
 
 
 def beyond(needs: Needs, base: str, project: Path) -> list[str]:
     """The requirements whose packages are not in the lock of the image `base`. Without a lock, all of them."""
     place = image_lock.find(base, project=project)
-    held: Mapping[str, str] = image_lock.read(place).packages.pip if place else {}
+    held: Mapping[str, str] = image_lock.read_lock(place).packages.pip if place else {}
     there = {canonical(name): version for name, version in held.items()}
     return [line for line in needs.lines if not _held(line, there)]
 
@@ -44,7 +44,7 @@ def write(needs: Needs, name: str, project: Path) -> Path | None:
     """Write the folder of the image `name`, with these packages on top of BASE; return it. None if there is such an image."""
     if name in data_folders.names("containers", project_dir=project) or not beyond(needs, BASE, project):
         return None
-    return first_image.write(name, base=BASE, packages=needs.lines, project=project)
+    return first_image.write_image_folder(name, base=BASE, packages=needs.lines, project=project)
 
 
 def remove(folder: Path) -> None:
@@ -57,7 +57,7 @@ def remove(folder: Path) -> None:
 def conflicts(needs: Needs, base: str, project: Path) -> list[str]:
     """The requirements with == of packages that the image `base` has in another version, as `torch==2.9.0: 2.6.0`."""
     place = image_lock.find(base, project=project)
-    held: Mapping[str, str] = image_lock.read(place).packages.pip if place else {}
+    held: Mapping[str, str] = image_lock.read_lock(place).packages.pip if place else {}
     there = {canonical(name): version for name, version in held.items()}
     # A lock for several Pythons names a package several times, each with a marker.
     held_names = {requirement_files.name_in(line) for line in needs.lines if _held(line, there)}

@@ -52,7 +52,7 @@ def exact_version(line: str) -> str | None:
     return exact[1] if exact else None
 
 
-def read(path: Path, extras: Collection[str] = ()) -> Needs:
+def read_requirements(path: Path, extras: Collection[str] = ()) -> Needs:
     """The requirements in a file, chosen by its name. extras: optional dependencies of a pyproject.toml or a lock.
 
     A uv.lock or poetry.lock is read by its own program. UsageError for a file that does not exist or is broken, an extra that it
@@ -83,18 +83,18 @@ def _of_requirements(path: Path, _: Sequence[str] = (), seen: frozenset[Path] = 
     """The lines of a requirements.txt and of the files that it includes, without comments, hashes and pip's continuation signs."""
     text = untrusted_files.read_text(path).replace("\\\n", " ")
     seen |= {path.resolve()}
-    found: list[str] = []
+    requirements: list[str] = []
     for raw in text.splitlines():
         line = re.sub(r"\s+--hash=\S+", "", re.sub(r"(^|\s)#.*", "", raw)).strip()
         inner = re.fullmatch(r"(?:-r|--requirement)[ =]*(\S+)", line)
         place = (path.parent / inner[1]).resolve() if inner else None
         if place is None:
-            found += [line] if line else []
+            requirements += [line] if line else []
         elif place.is_file() and place not in seen and len(seen) < _MOST_FILES:
-            found += _of_requirements(place, (), seen)
+            requirements += _of_requirements(place, (), seen)
         else:
-            found.append(line)
-    return found
+            requirements.append(line)
+    return requirements
 
 
 def _of_project(path: Path, extras: Sequence[str]) -> list[str]:
@@ -112,7 +112,11 @@ def _of_project(path: Path, extras: Sequence[str]) -> list[str]:
         problem = f"{path}: project.dependencies is dynamic: only its build program knows it"
         raise UsageError(problem, hint=f"pip-compile {shlex.quote(str(path))} -o requirements.txt, and name that file")
     optional = {canonical(str(name)): value for name, value in (project.get("optional-dependencies") or {}).items()}
-    found, open_, done = _texts(project.get("dependencies")), [canonical(one) for one in extras], set[str]()
+    requirements, open_, done = (
+        _texts(project.get("dependencies")),
+        [canonical(extra_name) for extra_name in extras],
+        set[str](),
+    )
     while open_:
         extra = open_.pop(0)
         if extra not in optional:
@@ -120,12 +124,12 @@ def _of_project(path: Path, extras: Sequence[str]) -> list[str]:
         for line in _texts(optional[extra]):
             own = re.match(r"[\w.-]+\s*\[([^\]]*)\]", line)
             if own and name_in(line) == canonical(str(project.get("name", ""))):
-                more = [canonical(one.strip()) for one in own[1].split(",")]
-                open_ += [one for one in more if one not in done]
+                more = [canonical(extra_name.strip()) for extra_name in own[1].split(",")]
+                open_ += [extra_name for extra_name in more if extra_name not in done]
             else:
-                found.append(line)
+                requirements.append(line)
         done.add(extra)
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(requirements))
 
 
 def _texts(value: object) -> list[str]:
@@ -134,17 +138,17 @@ def _texts(value: object) -> list[str]:
 
 def _of_uv(path: Path, extras: Sequence[str]) -> list[str]:
     """What uv exports, and an option for each index that the lock names beside the one of most packages."""
-    argv = [*_UV, f"--directory={path.parent}", *(f"--extra={one}" for one in extras)]
+    argv = [*_UV, f"--directory={path.parent}", *(f"--extra={extra}" for extra in extras)]
     lines = _exported(path, "uv", argv)
     try:
         packages: Any = tomllib.loads(untrusted_files.read_text(path)).get("package") or ()
-        used = [one["source"]["registry"] for one in packages if "registry" in one.get("source", {})]
+        used = [package["source"]["registry"] for package in packages if "registry" in package.get("source", {})]
     except (tomllib.TOMLDecodeError, KeyError, TypeError, AttributeError):
         raise UsageError(
             f"{path}: not a lock of uv", hint=f"uv lock --directory {shlex.quote(str(path.parent))}"
         ) from None
     usual = max(used, key=used.count, default=None)
-    return [*(f"--extra-index-url {one}" for one in dict.fromkeys(used) if one != usual), *lines]
+    return [*(f"--extra-index-url {url}" for url in dict.fromkeys(used) if url != usual), *lines]
 
 
 def _of_poetry(path: Path, extras: Sequence[str]) -> list[str]:

@@ -43,21 +43,21 @@ def prepare_job(
     """Read and plan a job file, or the job.toml of a folder: one job, or all stages of one that has them."""
     sources = config.read_job(config.job_path(job), cluster=cluster, overrides=overrides)
     if any(table.get("stages") for table, _ in sources.files):
-        return prepare(sources, containers=containers)
+        return prepare_stages(sources, containers=containers)
     return prepare_run.prepare_sources(sources, containers=containers, debug=debug)
 
 
-def prepare(sources: Sources, *, containers: bool = True) -> tuple[PreparedStage, ...]:
+def prepare_stages(sources: Sources, *, containers: bool = True) -> tuple[PreparedStage, ...]:
     """Plan all stages of a job. Each stage comes after the stages that it waits for. ConfigError lists all faults of the order."""
     base = sources.resolve()
     order = _order(base.job.stages, base.job_file)
-    made: dict[str, PreparedStage] = {}
+    by_name: dict[str, PreparedStage] = {}
     faults: list[Fault] = []
     for name in order:
         waits_for = _afters(base.job.stages[name])
-        if any(one.name not in made for one in waits_for):
+        if any(one.name not in by_name for one in waits_for):
             continue  # for one with faults, which are enough to stop here
-        folders = {one.name: made[one.name].prepared.plan.run_dir for one in waits_for}
+        folders = {one.name: by_name[one.name].prepared.plan.run_dir for one in waits_for}
         try:
             prepared = _prepare_one(sources, base, name, folders, containers=containers)
         except ConfigError as error:
@@ -65,10 +65,10 @@ def prepare(sources: Sources, *, containers: bool = True) -> tuple[PreparedStage
                 raise
             faults += error.faults
             continue
-        made[name] = PreparedStage(name=name, prepared=prepared, after=tuple(waits_for))
+        by_name[name] = PreparedStage(name=name, prepared=prepared, after=tuple(waits_for))
     if faults:
         raise ConfigError.of(*faults)
-    return tuple(made.values())
+    return tuple(by_name.values())
 
 
 def _prepare_one(
@@ -117,17 +117,17 @@ def _order(stages: Mapping[str, Stage], file: str) -> tuple[str, ...]:
     """Sort the stages: each comes after the stages that it waits for."""
     faults = []
     for name, stage in stages.items():
-        for one in _afters(stage):
-            if one.name not in stages:
+        for after in _afters(stage):
+            if after.name not in stages:
                 faults.append(
                     Fault(
                         file=file,
                         key=f"stages.{name}.after",
-                        problem=f"there is no stage {one.name!r} to wait for",
+                        problem=f"there is no stage {after.name!r} to wait for",
                         allowed=", ".join(others := [other for other in stages if other != name]),
                         hint=f'after = ["{near}"]'
-                        if (near := nearest(one.name, others))
-                        else f"add [stages.{one.name}]",
+                        if (near := nearest(after.name, others))
+                        else f"add [stages.{after.name}]",
                     )
                 )
     if faults:

@@ -24,7 +24,7 @@ class JobPlace:
     project: Path
 
     @property
-    def one(self) -> bool:
+    def is_one_cluster(self) -> bool:
         """Whether it is one cluster, not a choice among several or a pair."""
         return self.cluster != "any" and "," not in (self.cluster or "")
 
@@ -47,7 +47,7 @@ class JobPlace:
 def lacking(name: str, store: Path, project: Path) -> bool:
     """Whether `kit build-image` has to make an image: its lock or its file is not there. Imported images are not counted."""
     place = image_lock.find(name, project=project)
-    return place is None or store_files.lacks_built(store, image_lock.read(place))
+    return place is None or store_files.lacks_built(store, image_lock.read_lock(place))
 
 
 def unbuilt(job: Mapping[str, Any], place: JobPlace) -> str:
@@ -59,10 +59,10 @@ def unbuilt(job: Mapping[str, Any], place: JobPlace) -> str:
 
 def images(jobs: Iterable[Prepared]) -> dict[str, Path]:
     """Name -> store of each image that has a lock and no file, and that a build makes. Clusters over ssh have their own."""
-    found: dict[str, Path] = {}
+    stores: dict[str, Path] = {}
     for job in jobs:
         for pinned in job.plan.decisions.pins.distinct if job.host.shares_files and job.earlier is None else ():
             store = Path(pinned.stored).parent.parent
             if pinned.lock and store_files.lacks_built(store, pinned.lock):
-                found[pinned.lock.name] = store
-    return found
+                stores[pinned.lock.name] = store
+    return stores

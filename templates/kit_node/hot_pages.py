@@ -67,13 +67,13 @@ def used_blocks(image: Image, root: str) -> Iterator[tuple[int, int]]:
 
 def joined(blocks: list[tuple[int, int]]) -> list[tuple[int, int]]:
     """The blocks in order, with those as one that lie near to each other."""
-    found: list[tuple[int, int]] = []
+    merged: list[tuple[int, int]] = []
     for start, length in sorted(set(blocks)):
-        if found and start - sum(found[-1]) <= NEAR:
-            found[-1] = (found[-1][0], max(sum(found[-1]), start + length) - found[-1][0])
+        if merged and start - sum(merged[-1]) <= NEAR:
+            merged[-1] = (merged[-1][0], max(sum(merged[-1]), start + length) - merged[-1][0])
         else:
-            found.append((start, length))
-    return found
+            merged.append((start, length))
+    return merged
 
 
 def rank_root(job: str) -> str | None:

@@ -91,11 +91,11 @@ def leave(name: str, meeting: Meeting | None, why: str) -> None:
         return
 
 
-def fail(place: str, name: str, meeting: Meeting | None, why: str) -> None:
+def fail(folder: str, name: str, meeting: Meeting | None, why: str) -> None:
     """Report the reason to the log, the batch script and the other nodes, as stage.sh does."""
     say(f"error: image not staged: {why}")
     try:
-        (Path(place).parent / "stage" / f"{name}.failed").write_text(f"{why}\n", encoding="utf-8")
+        (Path(folder).parent / "stage" / f"{name}.failed").write_text(f"{why}\n", encoding="utf-8")
     except OSError as error:
         say(f"the reason cannot be kept: {error}")
     leave(name, meeting, why)
@@ -103,10 +103,10 @@ def fail(place: str, name: str, meeting: Meeting | None, why: str) -> None:
 
 def main() -> int:
     """Return 0, or 1 after the reason was reported."""
-    place, name, way, *words = sys.argv[1:]
+    folder, name, way, *words = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     try:
-        meeting: Meeting | None = Meeting(place)
+        meeting: Meeting | None = Meeting(folder)
     except (OSError, ValueError, KeyError):
         # The others are through with it already.
         meeting = None
@@ -116,7 +116,7 @@ def main() -> int:
     try:
         part(name, meeting, way, *words)
     except (FailedError, OSError) as error:
-        fail(place, name, meeting, str(error))
+        fail(folder, name, meeting, str(error))
         return 1
     return 0
 

@@ -112,40 +112,40 @@ class Orders:
         say(f"error: {name}: image not staged: {why}")
         self._take_out(name, now)
 
-    def hear(self, peer: Peer, said: Report, now: float) -> None:
+    def hear(self, peer: Peer, report: Report, now: float) -> None:
         """A report of a node."""
         peer.seen = now
-        self.store_bytes += said.get("store_bytes", 0)
-        if "have" in said and self.chain is not None:
-            self.chain.progress(peer.name, said["have"], now)
-        if said.get("done"):
+        self.store_bytes += report.get("store_bytes", 0)
+        if "have" in report and self.chain is not None:
+            self.chain.progress(peer.name, report["have"], now)
+        if report.get("done"):
             self.done.add(peer.name)
             peer.done, self.changed = True, now
-        if peer.name == self._paused and self.chain is not None and not {"paused", "done"}.isdisjoint(said):
+        if peer.name == self._paused and self.chain is not None and not {"paused", "done"}.isdisjoint(report):
             self._join_waiting(self.chain, now)
-        if "made" in said and self._maker == peer.name:
-            self.take_list(said["made"], now, maker=peer.name)
-        elif "stranger" in said:
-            say(f"{peer.name} turned a connection away: {said['stranger']}")
-        elif "bad_list" in said:
-            self._doubt_list(said["bad_list"], said["of"])
-        elif self.chain is not None and not {"begin", "bad", "lost"}.isdisjoint(said):
-            self._relink(self.chain, peer, said, now)
+        if "made" in report and self._maker == peer.name:
+            self.take_list(report["made"], now, maker=peer.name)
+        elif "stranger" in report:
+            say(f"{peer.name} turned a connection away: {report['stranger']}")
+        elif "bad_list" in report:
+            self._doubt_list(report["bad_list"], report["of"])
+        elif self.chain is not None and not {"begin", "bad", "lost"}.isdisjoint(report):
+            self._relink(self.chain, peer, report, now)
 
-    def _relink(self, chain: Chain, peer: Peer, said: Report, now: float) -> None:
+    def _relink(self, chain: Chain, peer: Peer, report: Report, now: float) -> None:
         """A node that begins, or whose source is of no use."""
-        if "begin" in said:
-            if self._waits_for_reader(chain, peer, said["begin"], now):
+        if "begin" in report:
+            if self._waits_for_reader(chain, peer, report["begin"], now):
                 return
-            chain.join(peer.name, said["begin"], now)
-        elif "bad" in said:
-            source = said["source"]
-            say(f"{source} sent a wrong block {said['bad']} to {peer.name}; nobody takes from it any more")
+            chain.join(peer.name, report["begin"], now)
+        elif "bad" in report:
+            source = report["source"]
+            say(f"{source} sent a wrong block {report['bad']} to {peer.name}; nobody takes from it any more")
             chain.distrust(source, now)
             if source in self.peers:
                 self.peers[source].order(check=True)
-        elif chain.lost(peer.name, said["lost"], now):
-            say(f"{peer.name} cannot take from {said['lost']}: {said['why']}")
+        elif chain.lost(peer.name, report["lost"], now):
+            say(f"{peer.name} cannot take from {report['lost']}: {report['why']}")
         # It waits for an answer, even for the same one.
         peer.ordered = None
         self._send_orders(chain)

@@ -78,16 +78,16 @@ class Taker:
         share = self._share
         say(f"copies {self._store} and lists its blocks")
         self._room(0)
-        made = self._guarded(self._read_whole)
-        if made.sha256 != share.sha256:
-            raise FailedError(f"the copy has the digest {made.sha256}, the lock says {share.sha256}")
+        blocks = self._guarded(self._read_whole)
+        if blocks.sha256 != share.sha256:
+            raise FailedError(f"the copy has the digest {blocks.sha256}, the lock says {share.sha256}")
         with share.changed:
-            share.store_bytes += made.size
-            share.make, share.listed = False, made.digests
+            share.store_bytes += blocks.size
+            share.make, share.listed = False, blocks.digests
             if share.alone:
-                share.blocks = made
+                share.blocks = blocks
             else:
-                share.tell(made=made.text())
+                share.tell(made=blocks.text())
 
     def _read_whole(self) -> BlockList:
         source = os.open(self._store, os.O_RDONLY)

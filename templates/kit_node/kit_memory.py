@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kit_events import record, record_resumed
 from kit_memory_files import DamagedError, Files, folder, node_name, sha256
-from kit_memory_state import Layout, read
+from kit_memory_state import Layout, read_state
 from kit_memory_transfer import Server, fetch, own_address, store
 
 __all__ = ["Memory"]
@@ -119,20 +119,22 @@ class Memory:
         if not self.every:
             return None
         began = time.monotonic()
-        found: Found | None = None
+        checkpoint: Found | None = None
         for step in self._candidates(at_least):
-            found = self._loaded(step)
-            if found is not None:
+            checkpoint = self._loaded(step)
+            if checkpoint is not None:
                 break
         if self._leads():
-            self._files.forget(after=found.step if found else -1, keep=self._parts_here())
+            self._files.forget(after=checkpoint.step if checkpoint else -1, keep=self._parts_here())
         self._gather(None)
-        if found is None:
+        if checkpoint is None:
             return None
-        self._tell_resumed(found, time.monotonic() - began)
-        if self._neighbour is not None and found.step not in self._has[self._neighbour.node].get(_part(self._rank), ()):
-            self._in_background(found.step, [_part(self._rank)])
-        return found
+        self._tell_resumed(checkpoint, time.monotonic() - began)
+        if self._neighbour is not None and checkpoint.step not in self._has[self._neighbour.node].get(
+            _part(self._rank), ()
+        ):
+            self._in_background(checkpoint.step, [_part(self._rank)])
+        return checkpoint
 
     def save(self, step: int, state: object, shared: object = None) -> None:
         """Save this rank's state of a step, and what is equal on all ranks: it is stored once on each node.
@@ -190,7 +192,9 @@ class Memory:
         if not self._all_well(step, problem):
             return None
         states, problem = self._tried(
-            lambda: [read(self._files.read(part, step)) for part in (_part(self._rank), *([SHARED] if shared else []))]
+            lambda: [
+                read_state(self._files.read_part(part, step)) for part in (_part(self._rank), *([SHARED] if shared else []))
+            ]
         )
         if not self._all_well(step, problem) or states is None:
             return None
@@ -243,16 +247,16 @@ class Memory:
             free = self._files.free() + self._files.held()
         except OSError as error:
             free = f"there is no folder for checkpoints in memory: {error}"
-        told = self._gather((self._node, sizes, free, _resident()))
+        reports = self._gather((self._node, sizes, free, _resident()))
         for node in self._nodes:
-            have = [one for where, _, one, _ in told if where == node]
+            have = [one for where, _, one, _ in reports if where == node]
             problem = next((one for one in have if isinstance(one, str)), None)
             need = _KEPT * sum(
-                size for where, of, _, _ in told for part, size in of.items()
+                size for where, of, _, _ in reports for part, size in of.items()
                 if where == node or (part != SHARED and self._sends_to(where, node))
             )  # fmt: skip
             if problem is None:
-                limit = _memory_limit() - sum(rss for where, _, _, rss in told if where == node)
+                limit = _memory_limit() - sum(rss for where, _, _, rss in reports if where == node)
                 least = min(*have, limit) if len(have) > 1 else min(have[0], limit)
                 if need > least:
                     problem = (
@@ -286,7 +290,7 @@ class Memory:
         """Copy this rank's part to the neighbour, and note the digests."""
         try:
             for part in parts:
-                payload = self._files.read(part, step)
+                payload = self._files.read_part(part, step)
                 if part == SHARED or self._neighbour is None:
                     digest = sha256(payload)
                 else:
@@ -309,11 +313,11 @@ class Memory:
         """Whether this is the first rank of its node."""
         return self._nodes[self._node][0].rank == self._rank
 
-    def _tell_resumed(self, found: Found, seconds: float) -> None:
+    def _tell_resumed(self, checkpoint: Found, seconds: float) -> None:
         if self._rank == 0:
-            of = "the memory of other nodes" if found.fetched else "memory"
-            _say(f"step {found.step} is loaded from {of}, in {seconds:.2f} s", kind="info")
-            record_resumed(found.step, "neighbour" if found.fetched else "memory")
+            of = "the memory of other nodes" if checkpoint.fetched else "memory"
+            _say(f"step {checkpoint.step} is loaded from {of}, in {seconds:.2f} s", kind="info")
+            record_resumed(checkpoint.step, "neighbour" if checkpoint.fetched else "memory")
 
 
 def _part(rank: int) -> str:

@@ -86,7 +86,7 @@ class Files:
         """The draft of a part becomes the file of a step."""
         os.rename(self._file(part, _WRITING), self._file(part, step))  # noqa: PTH104
 
-    def read(self, part: str, step: int) -> memoryview:
+    def read_part(self, part: str, step: int) -> memoryview:
         """The payload of a complete part, read-only. OSError or DamagedError where it cannot be used."""
         memory, size, _ = self._opened(part, step)
         return memoryview(memory)[_PAYLOAD_AT : _PAYLOAD_AT + size]
@@ -99,7 +99,7 @@ class Files:
     def check(self, part: str, step: int) -> None:
         """Compare a part with its digest, if that is known. DamagedError where they differ."""
         digest = self.digest(part, step)
-        if digest is not None and sha256(self.read(part, step)) != digest:
+        if digest is not None and sha256(self.read_part(part, step)) != digest:
             raise DamagedError(f"{part} of step {step} on {node_name()} differs from what was written")
 
     def note_digest(self, part: str, step: int, digest: bytes) -> None:
@@ -143,17 +143,17 @@ class Files:
         """The file's memory, allocated now: a page that is missing later would end the process with SIGBUS."""
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            found = os.fstat(handle)
-            if found.st_size != size:
+            file_stat = os.fstat(handle)
+            if file_stat.st_size != size:
                 os.ftruncate(handle, size)
                 os.posix_fallocate(handle, 0, size)
             else:
-                known = self._maps.get(part, {}).get(found.st_ino)
+                known = self._maps.get(part, {}).get(file_stat.st_ino)
                 if known is not None:
                     return known
             made = mmap.mmap(handle, size)
             maps = self._maps.setdefault(part, {})
-            maps[found.st_ino] = made
+            maps[file_stat.st_ino] = made
             for inode in [*maps][: -(_STAY + 1)]:
                 del maps[inode]
             return made

@@ -42,7 +42,7 @@ class Layout:
                 _tensor(memory, place, blob.dtype, blob.shape).copy_(blob)
 
 
-def read(memory: memoryview) -> Any:
+def read_state(memory: memoryview) -> Any:
     """The state that was written, as copies: nothing refers to `memory` afterwards."""
     (count,) = _NUMBER.unpack_from(memory)
     sizes = [_NUMBER.unpack_from(memory, number * _NUMBER.size)[0] for number in range(1, count + 1)]
@@ -103,7 +103,7 @@ class _Unpickler(pickle.Unpickler):
                 yield bytearray(self._memory[place : place + size])
 
 
-def _tensor(memory: memoryview, place: int, dtype: Any, shape: Sequence[int]) -> Any:
+def _tensor(memory: memoryview, offset: int, dtype: Any, shape: Sequence[int]) -> Any:
     """A tensor over bytes of `memory`."""
     import warnings  # noqa: PLC0415
 
@@ -115,7 +115,7 @@ def _tensor(memory: memoryview, place: int, dtype: Any, shape: Sequence[int]) ->
     with warnings.catch_warnings():
         # torch warns about memory that is read-only, and nobody writes to this tensor.
         warnings.simplefilter("ignore", UserWarning)
-        return torch.frombuffer(memory, dtype=dtype, count=count, offset=place).view(shape)
+        return torch.frombuffer(memory, dtype=dtype, count=count, offset=offset).view(shape)
 
 
 def _size(blob: Any) -> int:

@@ -170,7 +170,7 @@ class Server:
         channel.tell(stored=step)
 
     def _fetch(self, channel: Channel, part: str, step: int, _: int) -> None:
-        payload = self._files.read(part, step)
+        payload = self._files.read_part(part, step)
         channel.tell(size=len(payload))
         channel.send(payload, self._files.digest(part, step))
 

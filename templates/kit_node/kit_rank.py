@@ -241,15 +241,17 @@ def _refuse_other_world() -> None:
     import torch.distributed as dist  # noqa: PLC0415
 
     names = ("KIT_WORLD_SIZE", "KIT_NNODES", "WORLD_SIZE", "GROUP_WORLD_SIZE")
-    planned, nodes, said, groups = (int(text) if (text := os.environ.get(name, "")).isdigit() else 0 for name in names)
-    if not (planned and nodes and said and dist.is_available() and dist.is_initialized()):
+    planned, nodes, world_size, groups = (
+        int(text) if (text := os.environ.get(name, "")).isdigit() else 0 for name in names
+    )
+    if not (planned and nodes and world_size and dist.is_available() and dist.is_initialized()):
         return
     # A program that chooses a world of its own does not change the variable, and Ray gives its workers theirs.
-    if dist.get_world_size() != said or "ray" in sys.modules:
+    if dist.get_world_size() != world_size or "ray" in sys.modules:
         return
-    if said < planned or 0 < groups < nodes:
+    if world_size < planned or 0 < groups < nodes:
         raise RuntimeError(
-            f"this process trains in a world of {said}, and the run has {planned} ranks on {nodes} nodes: "
+            f"this process trains in a world of {world_size}, and the run has {planned} ranks on {nodes} nodes: "
             "a launcher inside the rank began a training of its own. Start the program without it, or give it rendezvous options"
         )
 

@@ -198,7 +198,7 @@ class Held:
         self._report("stopped", self._stopping, len(kept))
         self._stopping = self._kills_at = None
 
-    def read(self) -> list[Rank] | None:
+    def read_orders(self) -> list[Rank] | None:
         """Read orders. Returns the ranks to start again; None once the batch script is gone."""
         if self.orders is None:
             return None

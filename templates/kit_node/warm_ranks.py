@@ -150,7 +150,7 @@ class WarmRanks:
 
     def _obey(self) -> Request | None:
         """Do what the batch script orders. Returns a request only in a forked child."""
-        again = self._held.read()
+        again = self._held.read_orders()
         if again is None:
             if self._held.orders is not None:
                 self._selector.unregister(self._held.orders)
@@ -307,13 +307,13 @@ def _descendants(pid: int) -> list[int]:
                 children.setdefault(int(file.read().rpartition(b")")[2].split()[1]), []).append(int(name))
         except (OSError, ValueError, IndexError):
             continue
-    found: list[int] = []
+    descendants: list[int] = []
     ahead = [pid]
     while ahead:
         below = children.get(ahead.pop(), [])
-        found += below
+        descendants += below
         ahead += below
-    return found
+    return descendants
 
 
 def _keeps(request: Request) -> bool:

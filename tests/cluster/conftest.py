@@ -68,7 +68,7 @@ def train_cpu() -> Path:
     """The image that the examples run in, built when it is not there; the folder of its store."""
     store = data_folders.user_data() / "images"
     try:
-        check_against_lock.check(image_lock.read(REPO / "containers/train-cpu/image.lock"), store, full=False)
+        check_against_lock.check(image_lock.read_lock(REPO / "containers/train-cpu/image.lock"), store, full=False)
     except KitError:
         done = shell.run([sys.executable, "-m", "kit", "build-image", "train-cpu"], cwd=REPO, check=False, timeout=1200)
         if done.returncode != 0:
@@ -88,7 +88,9 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
 def frameworks_cpu(train_cpu: Path) -> None:
     """Skips where the image that holds torchft is not in the store."""
     try:
-        check_against_lock.check(image_lock.read(REPO / "containers/frameworks-cpu/image.lock"), train_cpu, full=False)
+        check_against_lock.check(
+            image_lock.read_lock(REPO / "containers/frameworks-cpu/image.lock"), train_cpu, full=False
+        )
     except KitError:
         pytest.skip("image frameworks-cpu is not in the store: kit build-image frameworks-cpu")
 

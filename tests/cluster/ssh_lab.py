@@ -222,7 +222,7 @@ def far_lab(cluster: EmbeddedCluster, folder: Path, *, laptop: Laptop | None = N
 
 def store_over_there(far: Far, store: Path, image: str) -> Path:
     """An image store that the user over there may read, with one image of the store of this machine."""
-    digest = image_lock.read(REPO / f"containers/{image}/image.lock").sha256
+    digest = image_lock.read_lock(REPO / f"containers/{image}/image.lock").sha256
     made = far.home / "store"
     (made / "sha256").mkdir(parents=True)
     for path in (store / "sha256").glob(f"{digest}.*"):

@@ -348,7 +348,7 @@ def test_an_image_of_one_name_in_two_states(lab: Lab, train_cpu: Path, tmp_path:
     cluster.write_text(cluster.read_text().replace(str(train_cpu), str(store)))
     source = tmp_path / "image.sqsh"
     shutil.copy(
-        train_cpu / "sha256" / f"{image_lock.read(REPO / 'containers/train-cpu/image.lock').sha256}.sqsh", source
+        train_cpu / "sha256" / f"{image_lock.read_lock(REPO / 'containers/train-cpu/image.lock').sha256}.sqsh", source
     )
     runs = []
     for number in range(2):

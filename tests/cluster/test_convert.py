@@ -36,7 +36,7 @@ def saved(train_cpu: Path, tmp_path: Path) -> Path:
     """A checkpoint that torch wrote in the image."""
     if shell.which("bwrap") is None:
         pytest.skip("bubblewrap is not installed: make setup")
-    lock = image_lock.read(REPO / "containers/train-cpu/image.lock")
+    lock = image_lock.read_lock(REPO / "containers/train-cpu/image.lock")
     mounts = (
         Mount(source=str(laid_out.BIN), target="/kit/run/bin", flags=("ro",)),
         Mount(source=str(REPO / "launchers"), target="/kit/launchers", flags=("ro",)),
@@ -77,7 +77,7 @@ def test_one_file(saved: Path, train_cpu: Path) -> None:
 
 
 def test_an_image_without_safetensors_is_refused(saved: Path, train_cpu: Path) -> None:
-    lock = image_lock.read(REPO / "containers/train-cpu/image.lock")
+    lock = image_lock.read_lock(REPO / "containers/train-cpu/image.lock")
     if not lacking(lock, "huggingface"):
         pytest.skip("train-cpu has safetensors")
     done = kit(saved, saved.parent / "hf", "--to", "huggingface", "--image", "train-cpu", "--store", train_cpu)
@@ -88,7 +88,7 @@ def test_an_image_without_safetensors_is_refused(saved: Path, train_cpu: Path) -
 
 def test_a_folder_for_transformers(saved: Path) -> None:
     store = data_folders.user_data() / "images"
-    lock = image_lock.read(REPO / "containers/frameworks-cpu/image.lock")
+    lock = image_lock.read_lock(REPO / "containers/frameworks-cpu/image.lock")
     if missing := lacking(lock, "huggingface"):
         pytest.skip(f"frameworks-cpu lacks {', '.join(missing)}: add it to its requirements.in and build it")
     try:

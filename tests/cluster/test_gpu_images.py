@@ -34,7 +34,7 @@ def test_its_torch_is_for_cuda_and_has_nccl(image: str, engine: engines.Engine, 
     build = [sys.executable, "-m", "kit", "build-image", image, "--store", str(tmp_path / "store")]
     subprocess.run(build, cwd=project, env=os.environ | {"XDG_CACHE_HOME": str(tmp_path / "cache")}, check=True)
     try:
-        locked = image_lock.read(project / "containers" / image / image_lock.FILE)
+        locked = image_lock.read_lock(project / "containers" / image / image_lock.FILE)
         assert locked.reproducible
         with mounted(store.path(tmp_path / "store", locked.sha256), tmp_path / "tree") as tree:
             told = json.loads(shell.run(["chroot", str(tree), "/opt/venv/bin/python", "-c", ASK]).stdout)

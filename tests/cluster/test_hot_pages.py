@@ -28,7 +28,7 @@ def test_the_first_run_learns_what_it_reads(lab: Lab, runtime: str) -> None:
     if runtime == "bare":
         pytest.skip("a run without a container has no image")
     lab.write('script = "program.py"\nshape = "srun"\n[resources]\nranks_per_node = 1\n', PROGRAM)
-    digest = image_lock.read(REPO / "containers/train-cpu/image.lock").sha256
+    digest = image_lock.read_lock(REPO / "containers/train-cpu/image.lock").sha256
     runs = lab.project / "runs"
     (runs / FOLDER / digest).unlink(missing_ok=True)
     run = lab.submit("--set", f"container.runtime={runtime}")
@@ -41,7 +41,7 @@ def test_the_first_run_learns_what_it_reads(lab: Lab, runtime: str) -> None:
     assert first in {"# growing", "# settled"}
     ranges = [tuple(map(int, line.split())) for line in lines]
     assert ranges == sorted(ranges)
-    size = image_lock.read(REPO / "containers/train-cpu/image.lock").size
+    size = image_lock.read_lock(REPO / "containers/train-cpu/image.lock").size
     hot = sum(length for _, length in ranges)
     assert 0 < hot < size / 2, (hot, size)
     assert ((runs / FOLDER).stat().st_mode & 0o777, (runs / FOLDER / digest).stat().st_mode & 0o777) == (0o700, 0o600)

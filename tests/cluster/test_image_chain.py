@@ -142,7 +142,7 @@ def events(run: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def chained(train_cpu: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chained]:
-    lock = image_lock.read(REPO / "containers/train-cpu/image.lock")
+    lock = image_lock.read_lock(REPO / "containers/train-cpu/image.lock")
     with lab_on("chain", NODES, train_cpu, tmp_path_factory.mktemp("chain")) as lab:
         if not lab.cluster.isolated:
             pytest.skip("nodes with networks of their own take root")

@@ -58,7 +58,7 @@ def test_it_is_built_where_it_is_and_again_when_what_it_copies_changes(lab: Imag
     first = built(lab, ".", "--build-arg", "WORD=given", "--target", "run")
     assert content(first, "made") == "from the repository\ngiven"
     assert list((lab.project / "containers/repo").iterdir()) != []
-    lock = image_lock.read(lab.project / "containers/repo/image.lock")
+    lock = image_lock.read_lock(lab.project / "containers/repo/image.lock")
     base = engine.inspect(BASE)
     assert base is not None
     assert (lock.base.kind, lock.base.reference, lock.base.digest) == ("reference", BASE, base.id)
@@ -89,5 +89,5 @@ def test_it_can_begin_with_nothing_and_have_another_file(lab: ImageLab) -> None:
     (lab.project / "docker/other.Dockerfile").write_text("FROM scratch\nCOPY src/a /a\n")
     made = built(lab, "--file", "docker/other.Dockerfile", "--context", ".", "--network", "none", "--name", "repo")
     assert content(made, "a") == "from the repository"
-    lock = image_lock.read(lab.project / "containers/repo/image.lock")
+    lock = image_lock.read_lock(lab.project / "containers/repo/image.lock")
     assert (lock.base.reference, lock.reproducible) == ("scratch", True)

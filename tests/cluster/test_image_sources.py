@@ -212,7 +212,7 @@ def test_a_squashfs_file_is_taken_as_it_is(lab: ImageLab) -> None:
     assert taken.lock.sha256 == made.lock.sha256
     assert taken.lock.config.env == made.lock.config.env
     assert taken.lock.config.workdir == "/app"
-    assert image_lock.read(lab.project / "containers/second/image.lock").source == str(made.image)
+    assert image_lock.read_lock(lab.project / "containers/second/image.lock").source == str(made.image)
 
 
 def test_a_cut_off_squashfs_file_is_refused(lab: ImageLab, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ def test_a_build_is_locked_and_a_second_one_does_nothing(lab: ImageLab) -> None:
     assert first.built
     assert first.image == store.path(lab.store, first.lock.sha256)
     assert store.digest_of(first.image) == first.lock.sha256
-    assert image_lock.read(lab.lock_file) == first.lock
+    assert image_lock.read_lock(lab.lock_file) == first.lock
     written = lab.lock_file.stat().st_mtime_ns
     second = lab.build()
     assert not second.built
@@ -403,7 +403,7 @@ def test_a_name_with_shell_characters_is_refused(lab: ImageLab, tmp_path: Path) 
 def test_the_shipped_image_can_be_built_again_from_nothing(engine: engines.Engine) -> None:
     """The acceptance of the whole: other umask, locale and time zone, nothing cached, and the digest of the lock."""
     store_dir = data_folders.image_store()
-    if not store.path(store_dir, image_lock.read(REPO / "containers/train-cpu/image.lock").sha256).is_file():
+    if not store.path(store_dir, image_lock.read_lock(REPO / "containers/train-cpu/image.lock").sha256).is_file():
         pytest.skip("train-cpu has not been built here: kit build-image train-cpu")
     done = subprocess.run(
         [sys.executable, "-m", "kit", "verify-image", "train-cpu", "--rebuild"],

@@ -50,7 +50,9 @@ def put(lab: Lab, name: str) -> None:
     image = next(line for line in text.splitlines() if line.startswith("image = ")).split('"')[1]
     store = (lab.project / "clusters" / f"{lab.cluster.name}.toml").read_text().split('store = "')[1].split('"')[0]
     try:
-        check_against_lock.check(image_lock.read(REPO / "containers" / image / "image.lock"), Path(store), full=False)
+        check_against_lock.check(
+            image_lock.read_lock(REPO / "containers" / image / "image.lock"), Path(store), full=False
+        )
     except KitError:
         pytest.skip(f"image {image} is not in the store: kit build-image {image}")
 

@@ -34,7 +34,7 @@ def of_example(lab: Lab, name: str, image: str) -> Lab:
     text = (REPO / "examples" / name / "job.toml").read_text(encoding="utf-8")
     (lab.project / "job.toml").write_text(text, encoding="utf-8")
     store = (lab.project / "clusters" / f"{lab.cluster.name}.toml").read_text().split('store = "')[1].split('"')[0]
-    lock = image_lock.read(REPO / "containers" / image / "image.lock")
+    lock = image_lock.read_lock(REPO / "containers" / image / "image.lock")
     try:
         check_against_lock.check(lock, Path(store), full=False)
     except KitError:

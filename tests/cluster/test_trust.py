@@ -145,7 +145,7 @@ def test_the_table_is_true_of_an_ordinary_user_in_bubblewrap(train_cpu: Path, tm
     place = Path(shell.run(["mktemp", "-d", "/tmp/kit-probe-XXXXXX"]).stdout.strip())
     try:
         image = check_against_lock.check(
-            image_lock.read(REPO / "containers/train-cpu/image.lock"), train_cpu, full=False
+            image_lock.read_lock(REPO / "containers/train-cpu/image.lock"), train_cpu, full=False
         )
         for name in ("work", "bin", "lib"):
             (place / name).mkdir()

@@ -60,7 +60,7 @@ def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Two]:
     store = data_folders.user_data() / "images"
     setup, options = "", []
     try:
-        check_against_lock.check(image_lock.read(REPO / "containers/frameworks-cpu/image.lock"), store, full=False)
+        check_against_lock.check(image_lock.read_lock(REPO / "containers/frameworks-cpu/image.lock"), store, full=False)
     except KitError:
         if not (REPO / ".train-venv/bin/torchft_lighthouse").exists():
             pytest.skip("neither image frameworks-cpu nor .train-venv is there (make training)")

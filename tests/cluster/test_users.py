@@ -210,7 +210,7 @@ def image(shared_lab: Lab, users: list[pwd.struct_passwd]) -> Iterator[Image]:
     wrong = right[:1000] + bytes([right[1000] ^ 1]) + right[1001:]
     digest = hashlib.sha256(right).hexdigest()
     found = make_lock("tiny").model_copy(update={"sha256": digest, "size": len(right)})
-    image_lock.write(lab.project / "containers" / "tiny" / image_lock.FILE, found)
+    image_lock.write_lock(lab.project / "containers" / "tiny" / image_lock.FILE, found)
     profile = lab.project / "clusters" / f"{lab.cluster.name}.toml"
     before = profile.read_text()
     profile.write_text(before.replace("[paths]\n", f'[paths]\ncache = "{scratch}/kit-{{user}}"\n'))
@@ -329,7 +329,9 @@ def contained(shared_lab: Lab, train_cpu: Path) -> Lab:
     if shell.which("bwrap") is None or shell.which("squashfuse") is None:
         pytest.skip("bubblewrap or squashfuse is not installed: make setup")
     lab = shared_lab
-    found = check_against_lock.check(image_lock.read(REPO / "containers/train-cpu/image.lock"), train_cpu, full=False)
+    found = check_against_lock.check(
+        image_lock.read_lock(REPO / "containers/train-cpu/image.lock"), train_cpu, full=False
+    )
     placed = lab.project / "store" / found.relative_to(train_cpu)
     placed.parent.mkdir(parents=True, exist_ok=True)
     shutil.copyfile(found, placed)

@@ -36,7 +36,7 @@ def test_the_plan_is_slurms_own_and_a_job_is_told_its_gap(lab: Lab, tmp_path: Pa
         _wait_for(lambda: client.queue(env=env, job_ids=jobs)[jobs[0]].state == "RUNNING")
         jobs += [_send(lab, tmp_path, f"--nodes={nodes}", "--time=20"), _send(lab, tmp_path, "--nodes=1", "--time=30")]
         _wait_for(lambda: client.expected_start(jobs[2], env=env))
-        seen = queue_snapshot.read(env=env)
+        seen = queue_snapshot.read_queue(env=env)
         slurms = [_epoch(client.expected_start(job, env=env)) for job in jobs[1:]]
         assert not seen.hidden
         waiting, seen_before = (

@@ -21,7 +21,7 @@ import pytest
 
 from kit.errors import ConfigError
 from kit.submission.single_sbatch_file import Asked, single_file
-from kit.sweeps.prepare import prepare
+from kit.sweeps.prepare import prepare_sweep
 from tests.foreign.conftest import PYTHON as FOREIGN_PYTHON
 from tests.foreign.conftest import Judge, released
 from tests.support import REPO
@@ -145,7 +145,7 @@ def test_generate(
 @pytest.mark.parametrize("place", DILOCO, ids=lambda place: place.name)
 def test_every_point_of_the_sweep(place: Path, ask: Ask) -> None:
     """v0.1.0 and v0.2.2 refused all of them, and no point had its model."""
-    made = prepare(EXAMPLE / "job.toml", cluster="infiniband", containers=False)
+    made = prepare_sweep(EXAMPLE / "job.toml", cluster="infiniband", containers=False)
     assert len(made.runs) == 18
     for point, run in zip(made.points, made.runs, strict=True):
         words = [word.replace("/workspace/", f"{EXAMPLE}/") for word in run.plan.job.args]
@@ -185,7 +185,7 @@ def test_what_the_parser_refuses_the_kit_refuses_first(place: Path, option: str,
     from kit.submission import prepare_run
 
     with pytest.raises(ConfigError, match="did you mean '--"):
-        prepare_run.prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
+        prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=[], containers=False)
 
 
 # Of each model that 0.3.0 publishes a configuration for, as its class makes it on a machine without GPUs.
@@ -232,7 +232,7 @@ def job_words(project: Path) -> list[str]:
     """What the program of the folder's job is started with, after its own path."""
     from kit.submission import prepare_run
 
-    made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
+    made = prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=[], containers=False)
     program = made.plan.text_of("program.sh").partition("KIT_PROGRAM=(\n")[2].partition("\n)\n")[0]
     return [word for line in program.splitlines() for word in shlex.split(line)][2:]
 

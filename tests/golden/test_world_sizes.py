@@ -10,7 +10,7 @@ import pytest
 
 from kit import shell
 from kit.answers import run_status
-from kit.hosts.status import of
+from kit.hosts.status import read_statuses
 from kit.planning.placement import RolePlacement
 from kit.planning.plan import Plan
 from kit.record import manifest
@@ -102,11 +102,11 @@ def test_head_banner_manifest_status_and_ranks_agree(case: Case | Single, tmp_pa
     assert f"nodes: n[1-9]; {world_text(sizes)}\n" in banner
 
     now = datetime.now(UTC)
-    record = manifest.of(made, job_file=Path(__file__), user="ada", now=now, slurm_version="")
+    record = manifest.make_manifest(made, job_file=Path(__file__), user="ada", now=now, slurm_version="")
     record.write(tmp_path / "manifest.json")
-    record = manifest.read(tmp_path / "manifest.json")
+    record = manifest.read_manifest(tmp_path / "manifest.json")
     assert record.world_sizes == sizes
-    (status,) = of([tmp_path], queue=lambda _: {})
+    (status,) = read_statuses([tmp_path], queue=lambda _: {})
     assert run_status.listed(status).world_sizes == sizes
 
 
@@ -118,6 +118,8 @@ def test_world_sizes_in_words() -> None:
 
 
 def test_the_manifest_of_an_older_kit_is_read(tmp_path: Path) -> None:
-    made = manifest.of(planned(CASES[0]), job_file=Path(__file__), user="ada", now=datetime.now(UTC), slurm_version="")
+    made = manifest.make_manifest(
+        planned(CASES[0]), job_file=Path(__file__), user="ada", now=datetime.now(UTC), slurm_version=""
+    )
     record = made.model_dump(mode="json", exclude={"world_sizes"}) | {"world_size": 4, "ranks_per_node": 2}
     assert manifest.Manifest.model_validate(record) == made

@@ -20,9 +20,9 @@ from kit.schema.checkpoint_and_tracking import Checkpoint
 from kit.schema.launcher import Launcher
 from kit.schema.rl_and_sft import Rl
 from kit.submission import chain
-from kit.sweeps.prepare import prepare as prepare_sweep
+from kit.sweeps.prepare import prepare_sweep
 from kit.validation import toml
-from kit.workflow.stages import prepare as prepare_stages
+from kit.workflow.stages import prepare_stages
 from tests.support import REPO, make_lock, make_site, write_job
 
 HEAD = 'name = "digits"\nlauncher = "{launcher}"\nimage = "train-cpu"\n'

@@ -69,7 +69,7 @@ def test_an_archive_is_one_error(tmp_path: Path, name: str) -> None:
     (tmp_path / "work").mkdir()
     (tmp_path / "image.tar").write_bytes(content)
     with pytest.raises(KitError) as caught:
-        oci.read(tmp_path / "image.tar", tmp_path / "work")
+        oci.read_image(tmp_path / "image.tar", tmp_path / "work")
     assert said in caught.value.message
     assert "\n" not in caught.value.message
 
@@ -96,7 +96,7 @@ def test_a_layout_is_one_error(tmp_path: Path, name: str) -> None:
     (layout / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
     (layout / "index.json").write_text(index)
     with pytest.raises(KitError) as caught:
-        oci.read(layout, tmp_path)
+        oci.read_image(layout, tmp_path)
     assert said in caught.value.message
     assert "\n" not in caught.value.message
 
@@ -145,7 +145,7 @@ def test_a_run_folder_is_unreadable_with_its_reason(tmp_path: Path, name: str) -
     run = tmp_path / "digits-1"
     RunPaths(run).state.mkdir(parents=True)
     make(RunPaths(run).manifest)
-    (one,) = status.of([run], queue=lambda _: {})
+    (one,) = status.read_statuses([run], queue=lambda _: {})
     assert one.state == run_facts.UNREADABLE
     assert said in one.reason
     assert "\n" not in one.reason

@@ -232,7 +232,7 @@ def test_run_folders(manifest: bytes, events: list[bytes], known: dict[str, Any]
             json.dumps({"event": "end", **known}).encode(),
         ]
         paths.events.write_bytes(b"\n".join(lines))
-        (one,) = status.of([place], queue=lambda _: {})
+        (one,) = status.read_statuses([place], queue=lambda _: {})
         assert one.state == run_facts.UNREADABLE
         assert "\n" not in one.reason
 
@@ -290,7 +290,7 @@ def test_archives(cut: int, flips: list[tuple[int, int]], head: bytes) -> None:
         (place / "work").mkdir()
         (place / "image.tar").write_bytes(head + content[:cut])
         with _clear_error():
-            oci.read(place / "image.tar", place / "work")
+            oci.read_image(place / "image.tar", place / "work")
         assert {one.name for one in place.iterdir()} == {"image.tar", "work"}
 
 
@@ -311,7 +311,7 @@ def test_oci_layouts(index: object, manifest: object, config_: object, names: li
         (place / "layout" / "index.json").write_text(json.dumps(wrapped))
         (place / "layout" / "blobs" / "sha256" / ("0" * 64)).write_text(json.dumps(manifest))
         with _clear_error():
-            oci.read(place / "layout", place)
+            oci.read_image(place / "layout", place)
         assert [one.name for one in place.iterdir()] == ["layout"], "reading writes nothing"
         if isinstance(config_, dict):
             with suppress(KitError, ValueError, TypeError):

@@ -10,7 +10,7 @@ import pytest
 
 from kit.errors import ConfigError, UsageError
 from kit.migrate import write_job
-from kit.migrate.read_script import read
+from kit.migrate.read_script import read_script
 from kit.schema.job import Job
 from tests.migrate.forms import FORMS, Form
 
@@ -36,7 +36,7 @@ def _key(job: dict[str, Any], dotted: str) -> Any:
 @pytest.mark.parametrize("name", FORMS)
 def test_a_script_becomes_what_its_row_says(name: str, tmp_path: Path) -> None:
     form = FORMS[name]
-    report = read(_written(tmp_path, form), form.script)
+    report = read_script(_written(tmp_path, form), form.script)
     assert report.outcome == form.outcome, report.as_text()
     assert form.reason in report.as_text()
     if form.outcome != "refused":
@@ -48,7 +48,7 @@ def test_a_script_becomes_what_its_row_says(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FORMS)
 def test_every_line_has_its_place(name: str, tmp_path: Path) -> None:
     form = FORMS[name]
-    report = read(_written(tmp_path, form), form.script)
+    report = read_script(_written(tmp_path, form), form.script)
     covered = {line for entry in report.entries for line in range(entry.lines[0], entry.lines[1] + 1)}
     lines = form.script.splitlines()
     assert {number for number, line in enumerate(lines, 1) if line.strip()} <= covered

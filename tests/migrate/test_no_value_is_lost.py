@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit.migrate.read_script import read
+from kit.migrate.read_script import read_script
 from kit.migrate.report import Migration
 from tests.migrate.forms import FORMS, Form
 
@@ -32,7 +32,7 @@ def test_each_byte_belongs_to_one_entry(name: str, tmp_path: Path) -> None:
     form = FORMS[name]
     script, text = _write(tmp_path, form), form.script.encode()
     place = 0
-    for begin, end in (entry.span for entry in read(script, form.script).entries if not entry.file):
+    for begin, end in (entry.span for entry in read_script(script, form.script).entries if not entry.file):
         assert begin >= place, text[begin:end]
         assert _BETWEEN.fullmatch(text[place:begin]), text[place:begin]
         place = end
@@ -65,7 +65,7 @@ def _changed(form: Form) -> Iterator[tuple[str, str]]:
 def test_no_value_is_dropped_without_its_name(name: str, tmp_path: Path) -> None:
     """Another value anywhere in the script gives another job, or another word of the report."""
     script = _write(tmp_path, FORMS[name])
-    said = _said(read(script, FORMS[name].script))
-    lost = [line for text, line in _changed(FORMS[name]) if _said(read(script, text)) == said]
+    said = _said(read_script(script, FORMS[name].script))
+    lost = [line for text, line in _changed(FORMS[name]) if _said(read_script(script, text)) == said]
     # A secret's value is written nowhere.
     assert lost == (["export HF_TOKEN=abcdefx"] if name == "secret" else [])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from kit import shell
-from kit.migrate.read_script import read
+from kit.migrate.read_script import read_script
 from kit.migrate.variables import KITS
 from tests import laid_out
 from tests.migrate.forms import FORMS, Form
@@ -75,7 +75,7 @@ def test_the_program_gets_the_same_variables(name: str, tmp_path: Path) -> None:
     base = _base(tmp_path)
     script = tmp_path / "job.sbatch"
     script.write_text(form.script)
-    job = read(script, form.script).job
+    job = read_script(script, form.script).job
     (tmp_path / "setup.sh").write_text("".join(f"{line}\n" for line in job.get("setup", [])))
     (tmp_path / "env").write_text("".join(f"{name}={value}\0" for name, value in job.get("env", {}).items()))
     setup = f'KIT_RUN_DIR=/nowhere; source {laid_out.LIB}/setup_lines.sh; setup_lines::run "$HOME/setup.sh" || exit 1; '

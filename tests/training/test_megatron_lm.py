@@ -24,7 +24,7 @@ from kit import config
 from kit.allocation import allocate
 from kit.config import Resolved
 from kit.errors import ConfigError
-from kit.frameworks import megatron, megatron_options, megatron_rules, prepare
+from kit.frameworks import megatron, megatron_options, megatron_rules, prepare_extra
 from kit.schema.launcher import Launcher
 from tests.support import REPO, write_job
 
@@ -298,7 +298,7 @@ def job(folder: Path, nodes: int, table: dict[str, Any], more: dict[str, Any]) -
 
 def rendered(resolved: Resolved) -> tuple[list[str], int, dict[str, str]]:
     allocation = allocate(resolved)
-    made = prepare(resolved, allocation, {"megatron-core": release()})
+    made = prepare_extra(resolved, allocation, {"megatron-core": release()})
     return [word.replace("{run}", "/kit/run") for word in made.args], allocation.world_size, dict(resolved.job.env)
 
 

@@ -16,7 +16,7 @@ import pytest
 
 from kit import config
 from kit.allocation import allocate
-from kit.frameworks import prepare
+from kit.frameworks import prepare_extra
 from tests.support import REPO
 
 CHECKOUT = Path(os.environ.get("MEGATRON_LM", "/opt/Megatron-LM"))
@@ -48,7 +48,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(why_not()), reason=why_n
 def trained(run_dir: Path, *more: str) -> dict[int, float]:
     """The example on two ranks, with options after its own: step -> loss."""
     resolved = config.load_job(REPO / "examples" / "megatron-lm-cpu" / "job.toml", cluster="local")
-    args = prepare(resolved, allocate(resolved), {"megatron-core": "0.16.1"}).args
+    args = prepare_extra(resolved, allocate(resolved), {"megatron-core": "0.16.1"}).args
     words = [word.replace("{run}", str(run_dir)) for word in args]
     argv = [
         sys.executable,

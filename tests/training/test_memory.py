@@ -105,7 +105,7 @@ def test_a_torch_state_keeps_types_values_and_identity(node: Node, monkeypatch: 
     import torch
 
     monkeypatch.syspath_prepend(str(REPO / "templates" / "kit_node"))
-    from kit_memory_state import Layout, read
+    from kit_memory_state import Layout, read_state
 
     shared = torch.arange(10, dtype=torch.bfloat16)
     given = {
@@ -119,7 +119,7 @@ def test_a_torch_state_keeps_types_values_and_identity(node: Node, monkeypatch: 
     layout = Layout(given)
     memory = memoryview(bytearray(layout.size))
     layout.write(memory)
-    found = read(memory)
+    found = read_state(memory)
     memory[:] = bytes(len(memory))
     assert found["shared"][0] is found["shared"][1]
     for name in ("transposed", "scalar", "empty", "flags", "parameter"):

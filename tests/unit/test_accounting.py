@@ -126,7 +126,7 @@ def test_a_lost_run_is_what_accounting_says(run_dir: Path) -> None:
         asked.append((cluster, list(jobs)))
         return {7: entry()}
 
-    (lost,) = status.of([run_dir], queue=lambda cluster: {})
+    (lost,) = status.read_statuses([run_dir], queue=lambda cluster: {})
     (found,) = from_accounting.add([lost], ask=ask)
     assert (lost.state, found.state, found.exit_code) == ("LOST", "NODE_FAIL", 137)
     assert (found.nodes, found.elapsed, found.restarts) == ("n[2-3]", "1:02:03", 1)
@@ -139,7 +139,7 @@ def test_a_lost_run_is_what_accounting_says(run_dir: Path) -> None:
 
 
 def test_another_job_of_the_same_number_is_not_taken(run_dir: Path) -> None:
-    (lost,) = status.of([run_dir], queue=lambda cluster: {})
+    (lost,) = status.read_statuses([run_dir], queue=lambda cluster: {})
     later = entry(submitted_at=SUBMITTED + timedelta(hours=1))
     assert from_accounting.add([lost], ask=lambda cluster, jobs: {7: later}) == [lost]
     assert from_accounting.add([lost], ask=lambda cluster, jobs: {}) == [lost]

@@ -13,7 +13,7 @@ from kit import Job, plan, shell, submit, sweep
 from kit.answers.planned_job import as_planned
 from kit.errors import ConfigError, PlanChangedError, RunError, UsageError
 from kit.planning.plan import Plan
-from kit.submission.prepare_run import prepare
+from kit.submission.prepare_run import prepare_job
 from tests.support import write_job
 
 JOB = (
@@ -42,7 +42,7 @@ def test_a_job_in_python_is_the_job_of_a_file(project: Path) -> None:
     made = plan(job, cluster="here", folder=project, containers=False)
     assert same(made, plan(project / "job.toml", cluster="here", containers=False))
     assert same(made, plan(str(project), cluster="here", containers=False)), "a folder stands for its job.toml"
-    command_line = prepare(project / "job.toml", cluster="here", overrides=[], containers=False)
+    command_line = prepare_job(project / "job.toml", cluster="here", overrides=[], containers=False)
     assert same(made, command_line.plan)
     assert made.job.resources.time == "00:07:00", "what the Job leaves unset, the cluster fills in"
     assert (

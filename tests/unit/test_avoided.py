@@ -51,7 +51,7 @@ def records(tmp_path: Path) -> Path:
 def test_c10_a_file_name_that_is_no_node_is_no_record(records: Path) -> None:
     for name in HOSTILE:
         (records / name).touch()
-    assert [one.node for one in avoided_nodes.read(records.parent)] == ["n3"]
+    assert [one.node for one in avoided_nodes.read_avoided(records.parent)] == ["n3"]
 
 
 def test_c10_a_record_is_a_regular_file_and_no_link(records: Path) -> None:
@@ -59,7 +59,7 @@ def test_c10_a_record_is_a_regular_file_and_no_link(records: Path) -> None:
     os.mkfifo(records / "n4")
     (records / "n5").symlink_to(records / "n3")
     (records / "n6").mkdir()
-    assert [one.node for one in avoided_nodes.read(records.parent)] == ["n3"]
+    assert [one.node for one in avoided_nodes.read_avoided(records.parent)] == ["n3"]
 
 
 def test_c10_a_record_of_another_user_is_shown_and_not_obeyed(records: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,14 +70,14 @@ def test_c10_a_record_of_another_user_is_shown_and_not_obeyed(records: Path, mon
     else:
         monkeypatch.setattr("os.geteuid", lambda: NOBODY)
         others, own = ["n3"], []
-    found = avoided_nodes.read(records.parent)
+    found = avoided_nodes.read_avoided(records.parent)
     assert [one.node for one in found if one.recorded_by] == others
     assert [*avoided_nodes.obeyed(found)] == own
 
 
 def test_c10_a_look_removes_no_record(records: Path) -> None:
     os.utime(records / "n3", (0, 0))
-    assert avoided_nodes.read(records.parent) == []
+    assert avoided_nodes.read_avoided(records.parent) == []
     assert (records / "n3").exists()
     avoided_nodes.add(records.parent, "n7", "")
     assert [path.name for path in records.iterdir()] == ["n7"]
@@ -128,7 +128,7 @@ def test_no_file_is_removed_where_a_link_in_place_of_the_records_leads(thesis: P
     with pytest.raises(RunError, match="not a folder of records, but a link"):
         avoided_nodes.add(tmp_path / "runs", "n1", "no GPU")
     os.utime(thesis)
-    assert avoided_nodes.read(tmp_path / "runs") == []
+    assert avoided_nodes.read_avoided(tmp_path / "runs") == []
     assert [path.name for path in thesis.parent.iterdir()] == ["thesis.tex"]
 
 
@@ -139,7 +139,7 @@ def test_the_login_node_follows_no_link_in_place_of_the_records(thesis: Path, tm
     assert [path.name for path in thesis.parent.iterdir()] == ["thesis.tex"]
     (tmp_path / "runs" / AVOID_DIR).unlink()
     assert sh(shell_program.text("avoid", constants, mark="mark"), tmp_path).codes["avoid"] == 0
-    assert [(one.node, one.reason) for one in avoided_nodes.read(tmp_path / "runs")] == [("n1", "no GPU")]
+    assert [(one.node, one.reason) for one in avoided_nodes.read_avoided(tmp_path / "runs")] == [("n1", "no GPU")]
 
 
 def test_the_login_node_writes_through_no_link_of_a_name_that_was_taken(thesis: Path, tmp_path: Path) -> None:

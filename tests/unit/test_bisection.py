@@ -258,11 +258,11 @@ def test_ends_that_are_not_what_they_were_end_it() -> None:
 def test_the_record_is_read_as_it_was_written(tmp_path: Path) -> None:
     made = known({0: "good", 4: "bad"}, 4)
     made.write(tmp_path / "b")
-    assert record.read(tmp_path / "b") == made
-    assert record.read(tmp_path / "none") is None
+    assert record.read_bisection(tmp_path / "b") == made
+    assert record.read_bisection(tmp_path / "none") is None
     (tmp_path / "b" / "bisect.json").write_text("{")
     with pytest.raises(RunError, match="damaged"):
-        record.read(tmp_path / "b")
+        record.read_bisection(tmp_path / "b")
 
 
 def git(place: Path, *words: str) -> str:

@@ -162,13 +162,13 @@ def test_no_fifo_in_a_layout_holds_an_import(tmp_path: Path, which: str) -> None
     config = put(json.dumps({"architecture": oci.here(), "os": "linux", "rootfs": {}}).encode())
     manifest = put(json.dumps({"config": {"digest": config}, "layers": [{"digest": layer, "size": 10240}]}).encode())
     (tmp_path / "index.json").write_text(json.dumps({"manifests": [{"digest": manifest}]}))
-    assert [one.digest for one in oci.read(tmp_path, tmp_path).layers] == [layer]
+    assert [one.digest for one in oci.read_image(tmp_path, tmp_path).layers] == [layer]
     known = {"config": config, "layer": layer}
     path = tmp_path / (f"blobs/{known[which].replace(':', '/')}" if which in known else which)
     path.unlink()
     fifo(path)
     with pytest.raises(ImageError):
-        oci.read(tmp_path, tmp_path)
+        oci.read_image(tmp_path, tmp_path)
 
 
 @pytest.mark.timeout(60)

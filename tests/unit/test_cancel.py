@@ -31,10 +31,12 @@ def run(tmp_path: Path) -> Status:
     folder = tmp_path / "runs" / "digits-1"
     (folder / "state").mkdir(parents=True)
     made = plan_of(job, site=make_site(run_dir=folder, containers=False))
-    of = manifest.of(made, job_file=job, user="ada", now=datetime(2026, 11, 21, tzinfo=UTC), slurm_version="22.05")
+    of = manifest.make_manifest(
+        made, job_file=job, user="ada", now=datetime(2026, 11, 21, tzinfo=UTC), slurm_version="22.05"
+    )
     of.model_copy(update={"job_id": 7}).write(RunPaths(folder).manifest)
     queued = QueuedJob(job_id=7, state="RUNNING", reason="", nodes="n1", elapsed="1:00")
-    (found,) = status.of([folder], queue=lambda cluster: {7: queued})
+    (found,) = status.read_statuses([folder], queue=lambda cluster: {7: queued})
     return found
 
 

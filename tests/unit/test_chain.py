@@ -9,7 +9,7 @@ import pytest
 from kit import config
 from kit.errors import ConfigError, UsageError
 from kit.planning.sbatch_header import header
-from kit.submission.prepare_run import prepare
+from kit.submission.prepare_run import prepare_job
 from kit.workflow import stages
 from kit.workflow.dependencies import After, parse, term
 from kit.workflow.stages import PreparedStage
@@ -29,23 +29,23 @@ def _project(tmp_path: Path) -> None:
 
 def staged(folder: Path, text: str, *, containers: bool = True) -> tuple[PreparedStage, ...]:
     job = write_job(folder, f'image = "{IMAGE}"\ncontainer.runtime = "pyxis"\n{JOB}{text}')
-    return stages.prepare(config.read_job(job, cluster="here"), containers=containers)
+    return stages.prepare_stages(config.read_job(job, cluster="here"), containers=containers)
 
 
 def test_a_chain_has_a_script_for_its_later_links(tmp_path: Path) -> None:
     job = write_job(tmp_path, JOB + "[chain]\ntimes = 3\n")
-    made = prepare(job, cluster="here", overrides=[], containers=False).plan
+    made = prepare_job(job, cluster="here", overrides=[], containers=False).plan
     link = made.text_of("link.sh")
     assert header(link) == header(made.text_of("batch.sh"))
     assert f"KIT_RUN_DIR={made.run_dir}" in link, "all links share the run folder"
-    alone = prepare(write_job(tmp_path, JOB), cluster="here", overrides=[], containers=False).plan
+    alone = prepare_job(write_job(tmp_path, JOB), cluster="here", overrides=[], containers=False).plan
     assert "link.sh" not in [file.name for file in alone.files]
 
 
 def test_a_chain_holds_no_secrets(tmp_path: Path) -> None:
     job = write_job(tmp_path, JOB + "[chain]\ntimes = 3\n[secrets]\nenv = ['TOKEN']\n")
     with pytest.raises(ConfigError, match=r"(?s)chain: a chain cannot have secrets.*requeue = 10"):
-        prepare(job, cluster="here", overrides=[], containers=False)
+        prepare_job(job, cluster="here", overrides=[], containers=False)
 
 
 def test_stages_come_in_the_order_in_which_they_wait(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import json
 import pytest
 
 from kit.errors import JobRefusedError
-from kit.submission.prepare_run import Prepared, prepare
+from kit.submission.prepare_run import Prepared, prepare_job
 from kit.submission.submit import submit
 from tests.support import write_job
 from tests.unit.host_lab import HereConnection, Lab, lab
@@ -18,7 +18,7 @@ JOB = 'name = "digits"\nlauncher = "ddp"\n[resources]\nnodes = 1\ngpus_per_node 
 
 
 def prepared(lab: Lab) -> Prepared:
-    return prepare(write_job(lab.folder, JOB), cluster="there", overrides=[], containers=False)
+    return prepare_job(write_job(lab.folder, JOB), cluster="there", overrides=[], containers=False)
 
 
 def require_chain(lab: Lab, run_id: str) -> None:

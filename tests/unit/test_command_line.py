@@ -48,7 +48,7 @@ def project(tmp_path: Path) -> Path:
         (folder / "state").mkdir(parents=True)
         (folder / "logs").mkdir()
         plan = plan_of(job, site=make_site(run_dir=folder, containers=False))
-        made = manifest.of(plan, job_file=job, user="ada", now=datetime.now(UTC), slurm_version="22.05")
+        made = manifest.make_manifest(plan, job_file=job, user="ada", now=datetime.now(UTC), slurm_version="22.05")
         made.model_copy(update={"job_id": number}).write(RunPaths(folder).manifest)
         RunPaths(folder).job.write_text(job.read_text())
     return tmp_path
@@ -272,7 +272,7 @@ def test_a_first_job_is_one_that_plans(tmp_path: Path) -> None:
     job = config.load_job(tmp_path / "job.toml", cluster="pod").job
     assert (job.image_name, job.resources.gpus_per_node) == ("frameworks-cpu", 0)
     mine = tmp_path / "containers" / "mine"
-    image_lock.write(mine / image_lock.FILE, make_lock("mine"))
+    image_lock.write_lock(mine / image_lock.FILE, make_lock("mine"))
     (mine / "image.toml").write_text('[base]\nreference = "x/y"\n')
     words = ("init", "--script", "train.py", "--cluster", "pod", "--image", "mine", "--force")
     done = kit(*words, cwd=tmp_path)

@@ -92,7 +92,7 @@ class Made:
             (source / path).parent.mkdir(parents=True, exist_ok=True)
             (source / path).write_bytes(content)
         digests = [ListedFile(p, "file", hashlib.sha256(content).hexdigest()) for p, content in files.items()]
-        tree = tree_listing.made(digests)
+        tree = tree_listing.make_listing(digests)
         self.store.put_folder(tree, source)
         return tree.hash
 
@@ -179,7 +179,7 @@ def test_modes_and_links(made: Made) -> None:
     def no_reading(path: str) -> bytes:
         raise AssertionError(path)
 
-    held = [text_diffs.of_tree(tree_listing.made(entries), no_reading) for entries in (before, after)]
+    held = [text_diffs.of_tree(tree_listing.make_listing(entries), no_reading) for entries in (before, after)]
     data, run = text_diffs.between(*held)
     assert "-old" in data.patch and "+new" in data.patch
     assert (run.note, run.patch) == ("a file becomes a program", "")

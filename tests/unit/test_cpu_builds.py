@@ -12,7 +12,7 @@ from kit import config
 from kit.errors import ConfigError
 from kit.planning.plan import Plan, plan
 from kit.schema.image import Packages
-from kit.submission.prepare_run import prepare
+from kit.submission.prepare_run import prepare_job
 from tests.support import REPO, make_lock, make_site, write_job
 from tests.unit.test_gpu_images import locked
 
@@ -68,7 +68,7 @@ def test_the_kits_own_example_and_image_are_refused_on_a_cluster_with_gpus(tmp_p
     text = (REPO / "examples/ddp/job.toml").read_text()
     job = write_job(tmp_path, text)
     with pytest.raises(ConfigError, match=r"'train-cpu' has torch [0-9.]+\+cpu, a build for CPUs, and .* for 8 GPUs"):
-        prepare(job, cluster="infiniband", overrides=["resources.gpus_per_node=8", 'args=["--batch-size", "64"]'])
+        prepare_job(job, cluster="infiniband", overrides=["resources.gpus_per_node=8", 'args=["--batch-size", "64"]'])
 
 
 @pytest.mark.parametrize(

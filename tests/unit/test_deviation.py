@@ -76,7 +76,7 @@ def test_numbers_are_read_by_rank(made: Made) -> None:
     (run / "ranks").mkdir()
     lines = [{"step": 1, "forward": 5, "gradient": -7}, {"step": 2, "forward": 6}]
     (run / "ranks/rank-0.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lines) + '{"step": 3, "forw')
-    found = miscomputing_nodes.read(run)
+    found = miscomputing_nodes.read_numbers(run)
     assert found[0] == [(1, "forward", 5), (1, "gradient", -7), (2, "forward", 6)]
     assert [(step, name, repr(value)) for step, name, value in found[1]] == [(3, "loss", "nan")]
     nothing = Rotated(run_dirs=(), placements=(), found=miscomputing_nodes.find([*placements(lambda *_: 0, nodes=0)]))
@@ -86,6 +86,6 @@ def test_numbers_are_read_by_rank(made: Made) -> None:
 def test_a_node_is_avoided_by_name(tmp_path: Path) -> None:
     avoided_nodes.add(tmp_path, "n3", "counts wrong")
     (tmp_path / ".avoid/.n4.being-written").write_text("")
-    assert [(one.node, one.reason) for one in avoided_nodes.read(tmp_path)] == [("n3", "counts wrong")]
+    assert [(one.node, one.reason) for one in avoided_nodes.read_avoided(tmp_path)] == [("n3", "counts wrong")]
     avoided_nodes.forget(tmp_path, "n3")
-    assert avoided_nodes.read(tmp_path) == []
+    assert avoided_nodes.read_avoided(tmp_path) == []

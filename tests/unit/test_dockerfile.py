@@ -16,7 +16,7 @@ HEAD = "ARG BASE\nFROM ${BASE}\n"
 
 def read(work: Path, text: str, **args: str) -> dockerfile_needs.Dockerfile:
     (work / "Dockerfile").write_text(text)
-    return dockerfile_needs.read(work / "Dockerfile", target=None, args=args)
+    return dockerfile_needs.read_dockerfile(work / "Dockerfile", target=None, args=args)
 
 
 @pytest.mark.parametrize(
@@ -119,12 +119,12 @@ def test_platforms_are_those_of_buildkit(target: str, platform: str, arch: str, 
 )
 def test_the_newest_feature_of_a_line_decides(line: str, what: str, release: int) -> None:
     (one,) = dockerfile_lines.instructions(line)
-    found = dockerfile_features.of(one)
+    found = dockerfile_features.find_feature(one)
     assert found is not None
     assert (found.what, found.release) == (what, release)
     for plain in ("RUN --mounted", "RUN echo --mount=x", "COPY --chown=1:1 x /--chmod", "ADD https://reg/x.tar /x"):
         (one,) = dockerfile_lines.instructions(plain)
-        assert dockerfile_features.of(one) is None
+        assert dockerfile_features.find_feature(one) is None
 
 
 SYNTAX = "# syntax=docker/dockerfile:1\n"

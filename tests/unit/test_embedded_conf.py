@@ -190,7 +190,7 @@ def test_names_that_cannot_start_a_host_name_are_refused(name: str) -> None:
 @pytest.mark.parametrize("folder", ["/tmp/with blank", "/tmp/per%cent", "/tmp/a,b", "/tmp/hash#", "/tmp/" + "x" * 90])
 def test_folders_that_slurm_cannot_work_in_are_refused(folder: str) -> None:
     with pytest.raises(UsageError):
-        Layout.of(Path(folder), node="lab-1")
+        Layout.check_folder(Path(folder), node="lab-1")
 
 
 def test_interface_names_fit_and_differ() -> None:

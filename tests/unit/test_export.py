@@ -98,8 +98,8 @@ def test_there_and_back(
     assert now.imported is not None
     assert now.model_copy(update={"imported": None}) == then
     store = workspace.store_of(elsewhere / "runs")
-    assert store.damaged(store.read(tree)) == []
-    made = rerun.prepare(found.run_dir, cluster="far")
+    assert store.damaged(store.read_listing(tree)) == []
+    made = rerun.prepare_rerun(found.run_dir, cluster="far")
     assert made.site.snapshot is not None
     assert made.site.snapshot.tree == tree
     assert made.plan.job.seed == then.seed
@@ -121,7 +121,7 @@ def test_an_index_of_more_than_a_mebibyte_is_read(project: Path, elsewhere: Path
     # Long names, so that fewer files make an index of this size.
     for number in range(5000):
         (project / f"{number:0200}.txt").write_text(f"{number}\n")
-    made = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
+    made = written(prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=[]))
     exporting.export(made, tmp_path / "a.tar.gz")
     with tarfile.open(tmp_path / "a.tar.gz") as tar:
         first = tar.next()
@@ -129,7 +129,7 @@ def test_an_index_of_more_than_a_mebibyte_is_read(project: Path, elsewhere: Path
     assert first.size > 1 << 20
     found = brought(tmp_path / "a.tar.gz", elsewhere)
     store = workspace.store_of(elsewhere / "runs")
-    assert store.damaged(store.read(tree_of(found.run_dir))) == []
+    assert store.damaged(store.read_listing(tree_of(found.run_dir))) == []
 
 
 def test_no_job_here_is_taken_for_its_own(ended: Path, elsewhere: Path, tmp_path: Path) -> None:
@@ -138,13 +138,13 @@ def test_no_job_here_is_taken_for_its_own(ended: Path, elsewhere: Path, tmp_path
     found = brought(tmp_path / "a.tar.gz", elsewhere)
 
     theirs = QueuedJob(job_id=7, state="RUNNING", reason="", nodes="n9", elapsed="1:00")
-    (one,) = status.of([found.run_dir], queue=lambda _: {7: theirs})
+    (one,) = status.read_statuses([found.run_dir], queue=lambda _: {7: theirs})
     assert (one.job_id, one.state, one.exit_code) == (None, "COMPLETED", 0)
-    assert run_facts.read(found.run_dir).job_id is None
+    assert run_facts.read_facts(found.run_dir).job_id is None
     with pytest.raises(RunError, match="no such run"):
         find_runs.find_one("7", [elsewhere / "runs"])
     (elsewhere / "runs" / ended.name / "state/events.jsonl").unlink()
-    (one,) = status.of([found.run_dir], queue=lambda _: {7: theirs})
+    (one,) = status.read_statuses([found.run_dir], queue=lambda _: {7: theirs})
     assert one.state == "LOST"
 
 
@@ -166,7 +166,7 @@ def test_with_its_image(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.Mon
     content = b"hsqs" + bytes(36) + (96).to_bytes(8, "little") + bytes(48)
     sha256 = hashlib.sha256(content).hexdigest()
     store = tmp_path / "images"
-    images.prepare(store)
+    images.prepare_store(store)
     images.path(store, sha256).write_bytes(content)
     lock = (ended / "locks/train-cpu.lock").read_text()
     was = recorded(ended).image_digest.removeprefix("sha256:")
@@ -179,7 +179,9 @@ def test_with_its_image(tmp_path: Path, elsewhere: Path, monkeypatch: pytest.Mon
     assert not any(name.startswith("image/") for name in exporting.export(ended, tmp_path / "b.tar.gz").index.members)
     found = brought(tmp_path / "a.tar.zst", elsewhere)
     assert images.path(elsewhere / "store", sha256).read_bytes() == content
-    assert store_notes.read(elsewhere / "store").locks == (found.run_dir / "locks/train-cpu.lock",), "it is not pruned"
+    assert store_notes.read_notes(elsewhere / "store").locks == (found.run_dir / "locks/train-cpu.lock",), (
+        "it is not pruned"
+    )
     images.path(store, sha256).write_bytes(content[:-1] + b"x")
     with pytest.raises(LockError):
         exporting.export(ended, tmp_path / "c.tar.gz", with_image=True)
@@ -190,7 +192,7 @@ def test_secrets_stay(tmp_path: Path, project: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("TOKEN", SECRET)
     (project / "secrets.env").write_text(f"KEY={SECRET}-too\n")
     write_job(project, f'{JOB}[secrets]\nenv = ["TOKEN"]\nfile = "secrets.env"\n')
-    made = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
+    made = written(prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=[]))
     (made / ".secrets").write_text(f"export TOKEN='{SECRET}'\n")
     (made / "logs/.secrets").write_text(SECRET)
     exporting.export(made, tmp_path / "a.tar.gz")
@@ -514,7 +516,7 @@ def test_keys_and_logins_of_the_workspace_are_named_and_not_exported(project: Pa
     for name, text in (PRIVATE | HARMLESS).items():
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
-    made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=[])
+    made = prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=[])
     (warned,) = [one for one in made.warnings if "keys or logins" in one.problem]
     assert ".netrc" in warned.problem
     assert "and 1 more" in warned.problem
@@ -537,7 +539,7 @@ def test_keys_and_logins_of_the_workspace_are_named_and_not_exported(project: Pa
 def test_each_kind_of_key_is_found(project: Path, tmp_path: Path, name: str) -> None:  # noqa: F811
     (project / name).parent.mkdir(parents=True, exist_ok=True)
     (project / name).write_text(PRIVATE[name])
-    run_dir = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
+    run_dir = written(prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=[]))
     with pytest.raises(RunError) as caught:
         exporting.export(run_dir, tmp_path / "a.tar.gz")
     assert caught.value.message.endswith(f"/files/{name}")
@@ -548,7 +550,7 @@ def test_what_only_looks_similar_is_exported(project: Path, tmp_path: Path) -> N
         (project / name).parent.mkdir(parents=True, exist_ok=True)
         (project / name).write_text(text)
     overrides = ['env.EOS_TOKEN="</s>"', "env.MAX_TOKENS=2048", 'env.TOKENIZERS_PARALLELISM="false"']
-    made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=overrides)
+    made = prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=overrides)
     assert not [one for one in made.warnings if "secret" in one.problem or "keys" in one.problem]
     assert exporting.export(written(made), tmp_path / "a.tar.gz").file.is_file()
 
@@ -556,7 +558,7 @@ def test_what_only_looks_similar_is_exported(project: Path, tmp_path: Path) -> N
 def test_a_token_in_the_job_is_named_without_its_value(project: Path, tmp_path: Path) -> None:  # noqa: F811
     token = f"hf_{'B' * 34}"
     overrides = [f'env.HF_TOKEN="{token}"', 'env.WANDB_API_KEY="0123456789abcdef"', f'args=["--token", "{token}"]']
-    made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=overrides)
+    made = prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=overrides)
     warned = {one.key: one for one in made.warnings if "looks like a secret" in one.problem}
     assert set(warned) == {"env.HF_TOKEN", "env.WANDB_API_KEY", "args[1]"}
     assert warned["env.HF_TOKEN"].hint.endswith('env = ["HF_TOKEN"]')
@@ -625,7 +627,7 @@ def test_reports_and_exports_are_no_part_of_the_code(project: Path) -> None:  # 
     """Their folder ignores itself, for git and for snapshots; a folder of the project's own of that name is left alone."""
 
     def tree() -> str:
-        made = prepare_run.prepare(project / "job.toml", cluster="here", overrides=[])
+        made = prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=[])
         assert made.scan is not None
         return made.scan.tree.hash
 

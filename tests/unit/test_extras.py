@@ -97,7 +97,7 @@ def _parquet() -> None:
 
 
 def _sbom(form: Any) -> None:
-    sbom.of(image_lock.read(REPO / "containers/train-cpu/image.lock"), form, now=datetime.now(UTC))
+    sbom.make_sbom(image_lock.read_lock(REPO / "containers/train-cpu/image.lock"), form, now=datetime.now(UTC))
 
 
 # What is missing, and what the command that needs it calls.

@@ -84,7 +84,7 @@ def test_the_program_of_a_folder(tmp_path: Path, files: tuple[str, ...], found: 
 
 # The lock of train-cpu names numpy and torch, at these versions.
 def held(name: str) -> str:
-    return image_lock.read(LOCK).packages.pip[name].partition("+")[0]
+    return image_lock.read_lock(LOCK).packages.pip[name].partition("+")[0]
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_the_version_that_the_base_has_is_no_reason_for_an_image(project: Path) 
 
 def test_a_pyproject_names_packages_and_what_is_left_out_is_said(project: Path) -> None:
     (project / "pyproject.toml").write_text('[project]\ndependencies = ["einops>=0.7", "numpy"]\n')
-    needs = own_packages.read(project)
+    needs = own_packages.read_needs(project)
     assert needs is not None
     assert (needs.source, needs.lines) == ("pyproject.toml", ("einops>=0.7", "numpy"))
     (project / "requirements.txt").write_text("einops  # of tensors\n-e .\ngit+https://x/y\n--hash=sha256:00\n")
@@ -126,7 +126,7 @@ def test_a_pyproject_names_packages_and_what_is_left_out_is_said(project: Path) 
     (project / "pyproject.toml").write_text("[project\n")
     (project / "requirements.txt").unlink()
     with pytest.raises(UsageError, match=r"pyproject\.toml"):
-        own_packages.read(project)
+        own_packages.read_needs(project)
 
 
 def test_an_image_that_was_named_is_not_made(project: Path) -> None:
@@ -191,7 +191,7 @@ def test_the_next_lines_build_an_image_that_has_a_lock_and_no_file(project: Path
     """The lock of train-cpu comes with the kit, so that the lock alone does not tell whether the image is there."""
     steps = init._next_steps(project, "train-cpu", "local")
     assert steps == ["kit cluster up", "kit build-image train-cpu", f"kit submit {project} --follow"]
-    stored = data_folders.image_store() / "sha256" / f"{image_lock.read(LOCK).sha256}.sqsh"
+    stored = data_folders.image_store() / "sha256" / f"{image_lock.read_lock(LOCK).sha256}.sqsh"
     stored.parent.mkdir(parents=True)
     stored.touch()
     assert "kit build-image train-cpu" not in init._next_steps(project, "train-cpu", "local")
@@ -259,7 +259,7 @@ def _unbuilt() -> Any:
 
 
 def test_images_without_a_file_are_those_of_builds(tmp_path: Path) -> None:
-    lock = image_lock.read(LOCK)
+    lock = image_lock.read_lock(LOCK)
     imported = lock.model_copy(update={"source": "docker://x", "name": "other", "sha256": "0" * 64})
     pins = [SimpleNamespace(stored=f"{tmp_path}/sha256/x.sqsh", lock=one) for one in (lock, imported, None)]
     plan = SimpleNamespace(decisions=SimpleNamespace(pins=SimpleNamespace(distinct=pins)))

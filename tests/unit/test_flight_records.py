@@ -101,7 +101,7 @@ def dumped(run: Path, start: str = "failures-0/train-0") -> Path:
 
 def test_the_rank_that_did_not_come_is_behind(tmp_path: Path) -> None:
     dumped(tmp_path)
-    dumps = flight_records.read(tmp_path, "")
+    dumps = flight_records.read_dumps(tmp_path, "")
     assert sorted(dumps.calls) == [0, 1, 2, 3]
     assert dumps.files[2] == "state/failures-0/train-0/collectives-2"
     found = dumps.odd()
@@ -119,9 +119,9 @@ def test_the_last_start_of_the_role_counts_and_damaged_files_do_not(tmp_path: Pa
     (last / "collectives-1").write_bytes(b"\x80\x02cos\nsystem\n.")
     (last / "collectives-3").write_bytes(pickle.dumps({"entries": 5}, protocol=2))
     (last / "collectives-new").write_bytes(b"x")
-    dumps = flight_records.read(tmp_path, "trainer")
+    dumps = flight_records.read_dumps(tmp_path, "trainer")
     assert dumps.files == {rank: f"state/failures-1/trainer-10/collectives-{rank}" for rank in (0, 2)}
-    assert flight_records.read(tmp_path / "none", "").calls == {}
+    assert flight_records.read_dumps(tmp_path / "none", "").calls == {}
 
 
 def test_entries_of_another_form_are_left_out() -> None:
@@ -144,7 +144,7 @@ def test_kit_why_names_the_rank_that_did_not_come(tmp_path: Path) -> None:
         "2026-11-22T13:05:30+0000 n2: rank 2 of 4: node rank 1, local rank 0, restart 0\n"
     )
     dumped(case)
-    (one,) = status.of([case], queue=lambda cluster: {})
+    (one,) = status.read_statuses([case], queue=lambda cluster: {})
     found = explain(Record(status=one))
     assert found.rule == "nccl-timeout"
     assert found.line.startswith(

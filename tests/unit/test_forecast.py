@@ -21,7 +21,7 @@ from kit.record import manifest
 
 def _read(launcher: str, *args: str, ranks: int = 1, gpus: bool = False, every: int = 0) -> GptTraining | None:
     script = "train.py" if launcher == "fsdp" else "/kit/run/code/train_gpt.py"
-    return gpt_program_options.read(launcher, script, args, ranks=ranks, every=every, gpus=gpus)
+    return gpt_program_options.read_training(launcher, script, args, ranks=ranks, every=every, gpus=gpus)
 
 
 def test_options_and_their_defaults() -> None:
@@ -57,8 +57,8 @@ def test_nothing_is_said_of_what_is_not_known(args: tuple[str, ...]) -> None:
 
 
 def test_other_programs_are_not_read() -> None:
-    assert gpt_program_options.read("ddp", "train.py", (), ranks=1, every=0, gpus=False) is None
-    assert gpt_program_options.read("megatron", "train.py", (), ranks=1, every=0, gpus=False) is None
+    assert gpt_program_options.read_training("ddp", "train.py", (), ranks=1, every=0, gpus=False) is None
+    assert gpt_program_options.read_training("megatron", "train.py", (), ranks=1, every=0, gpus=False) is None
 
 
 # Peaks of resident memory that runs reported (metrics.jsonl, memory_bytes; torch 2.13 for CPUs, Debian 12): launcher, ranks, bytes,
@@ -213,7 +213,9 @@ def test_what_an_earlier_run_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     recorded = SimpleNamespace(
         job_name="gpt", cluster="local", launcher="ddp", run_id="gpt-1", world_sizes={"train": 1}
     )
-    monkeypatch.setattr(manifest, "read", lambda path: recorded if path.parent.name[-4:] != "cccc" else _missing())
+    monkeypatch.setattr(
+        manifest, "read_manifest", lambda path: recorded if path.parent.name[-4:] != "cccc" else _missing()
+    )
     launcher = SimpleNamespace(script="train_gpt.py")
     decisions = SimpleNamespace(site=SimpleNamespace(runs_dir=tmp_path), resolved=SimpleNamespace(launcher=launcher))
     plan = SimpleNamespace(
@@ -236,7 +238,7 @@ def test_what_an_earlier_run_took(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_time_is_a_span_where_steps_were_not_steady() -> None:
     """By the slowest and the fastest quarter of all runs of the same training, and by their starts."""
-    program = gpt_program_options.read(
+    program = gpt_program_options.read_training(
         "ddp", "train_gpt.py", ("--steps", "100", "--eval-every", "0"), ranks=1, every=0, gpus=False
     )
     assert program

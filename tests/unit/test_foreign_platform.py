@@ -14,13 +14,13 @@ from kit.schema.image import Build, ImageSpec
 from tests.support import REPO
 
 HERE = "linux/amd64"
-BASE = image_lock.read(REPO / "containers/train-cpu/image.lock").model_copy(update={"platform": HERE})
+BASE = image_lock.read_lock(REPO / "containers/train-cpu/image.lock").model_copy(update={"platform": HERE})
 REFERENCE = {"reference": "debian:12"}
 
 
 def require(work: Path, steps: str = "", **tables: Any) -> None:
     (work / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\n" + steps)
-    needs = dockerfile_needs.read(work / "Dockerfile", target=None)
+    needs = dockerfile_needs.read_dockerfile(work / "Dockerfile", target=None)
     build = {"build": {"platform": "linux/arm64"}}
     spec = ImageSpec.model_validate(build | tables)
     foreign_platform.require(spec, needs, BASE if spec.base and spec.base.image else None, engine=HERE)

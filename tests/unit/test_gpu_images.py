@@ -87,7 +87,7 @@ def test_a_container_of_it_sees_the_nodes_gpus(image: str) -> None:
     """Without the first, Enroot's hook mounts no GPU; without `compute` in the second, no libcuda.so."""
     text = (CONTAINERS / image / "Dockerfile").read_text(encoding="utf-8")
     assert {"NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"} <= set(text.split())
-    dockerfile_needs.read(CONTAINERS / image / "Dockerfile", target=None)
+    dockerfile_needs.read_dockerfile(CONTAINERS / image / "Dockerfile", target=None)
 
 
 @pytest.mark.parametrize("image", IMAGES)

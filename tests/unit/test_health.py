@@ -53,7 +53,7 @@ def answered(name: str, tmp_path: Path, *, instead: tuple[str, str] | None = Non
         _written_now(collected, seen.get(collected.relative_to(run).as_posix()))
     said = json.loads((run / "slurm.json").read_text(encoding="utf-8"))
     queue: dict[JobId, QueuedJob] = {said["job_id"]: QueuedJob(**said)} if said else {}
-    (one,) = status.of([run], queue=lambda cluster: queue)
+    (one,) = status.read_statuses([run], queue=lambda cluster: queue)
     return explain(Record(status=one))
 
 
@@ -93,7 +93,7 @@ def test_an_abort_whose_report_failed_is_the_same_abort(tmp_path: Path) -> None:
     failure = run / "state" / "failures-0" / "train-0" / "rank-0.134"
     failure.with_name("rank-0.139").write_text(failure.read_text().replace(" 134 ", " 139 "))
     failure.unlink()
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     found = explain(Record(status=one))
     assert (found.rule, found.verdict) == ("freed-at-exit", CASES["freed-at-exit"].verdict), found
 
@@ -136,7 +136,7 @@ def test_a_preempted_run_whose_ranks_ended_with_0_is_named_on_every_slurm(tmp_pa
     kept = [line for line in events.read_text(encoding="utf-8").splitlines() if '"requeue"' not in line]
     events.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
     job = QueuedJob(job_id=138, state="FAILED", reason="NonZeroExitCode", nodes="n1", elapsed="0:01")
-    (one,) = status.of([run], queue=lambda cluster: {138: job})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {138: job})
     found = explain(Record(status=one))
     assert (found.rule, found.verdict) == ("preempted", CASES["preempted"].verdict), found
     assert "whether they were done is not known" in found.line
@@ -151,7 +151,7 @@ def test_a_run_that_was_cancelled_after_the_lead_signal_is_cancelled(tmp_path: P
     lines.insert(lines.index(usr1) + 1, usr1.replace("USR1", "TERM"))
     events.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     job = QueuedJob(job_id=136, state="CANCELLED", reason="None", nodes="n1", elapsed="0:01")
-    (one,) = status.of([run], queue=lambda cluster: {136: job})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {136: job})
     assert explain(Record(status=one)).rule == "cancelled"
 
 
@@ -214,7 +214,7 @@ def test_the_restarts_by_torchrun_are_told(name: str, left: str, says: str, tmp_
     said = json.loads((run / "slurm.json").read_text(encoding="utf-8"))
     if said:
         queue[said["job_id"]] = QueuedJob(**said)
-    (one,) = status.of([run], queue=lambda cluster: queue)
+    (one,) = status.read_statuses([run], queue=lambda cluster: queue)
     assert re.search(says, explain(Record(status=one)).line), explain(Record(status=one)).line
 
 
@@ -228,7 +228,7 @@ def test_a_rank_that_was_killed_alone_is_named_before_a_peer_whose_clock_is_behi
         path.unlink()
     (start / "rank-0.1").write_text("100.0 0 1 n1 \n")
     (start / "rank-1.137.alone").write_text(f"{100 + after} 1 137 n2 \n")
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     found = explain(Record(status=one))
     assert first in found.line, found.line
 
@@ -277,7 +277,7 @@ def test_the_next_command_of_an_end_before_the_ranks_names_no_rank(tmp_path: Pat
     log = run / "logs" / "batch.log"
     lines = [line for line in log.read_text().splitlines() if "the lines of [once]" not in line]
     log.write_text("\n".join((*lines[:-1], LINES["site-part-failed"], lines[-1])) + "\n")
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     found = explain(Record(status=one))
     assert (found.rule, found.next) == ("site-part-failed", "kit logs once-failed --tail 50")
     assert "own part scratch ended the job before its ranks: its before_ranks ended with exit code 75" in found.line
@@ -288,7 +288,7 @@ def test_the_code_of_a_script_of_ones_own_is_the_reason(tmp_path: Path) -> None:
     run = shutil.copytree(FOLDER / "once-failed", tmp_path / "own")
     log = run / "logs" / "batch.log"
     log.write_text("".join(line for line in log.read_text().splitlines(keepends=True) if "error:" not in line))
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     assert explain(Record(status=one)).line.startswith("no rule knows this end")
     (run / "script").write_text("#!/bin/bash\nexit 3\n")
     found = explain(Record(status=one))
@@ -318,7 +318,7 @@ def test_a_case_that_is_only_printed_says_so() -> None:
 def test_a_log_of_any_kind_is_answered(end: bytes, tmp_path: Path) -> None:
     run = shutil.copytree(FOLDER / "exception", tmp_path / "exception")
     (run / "logs" / "rank-0.log").write_bytes(end)
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     found = explain(Record(status=one))
     assert found.rule in {"exit-code", "exit-silent"}
     assert len(found.line) < 700
@@ -333,7 +333,7 @@ def test_a_crash_in_torchs_own_debugging_is_no_fault_of_the_code(tmp_path: Path)
     frame = '  File "/opt/venv/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", line 1394 in _ddp_init_helper\n'
     head, first, rest = text.partition("(most recent call first):\n")
     log.write_text(head + first + frame + rest)
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     assert explain(Record(status=one)).rule == "segfault-debug"
 
 
@@ -342,7 +342,7 @@ def test_the_line_is_numbered_as_the_file_is_however_long_the_log(tmp_path: Path
     log = run / "logs" / "rank-0.log"
     own = log.read_bytes()
     log.write_bytes(b"an earlier line\n" * 200_000 + own)
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     found = explain(Record(status=one))
     lines = log.read_text(encoding="utf-8").split("\n")
     assert lines[found.evidence[0].line - 1] == found.evidence[0].text == "KeyError: 'lr'"
@@ -350,7 +350,7 @@ def test_the_line_is_numbered_as_the_file_is_however_long_the_log(tmp_path: Path
 
 def test_a_run_folder_without_anything(tmp_path: Path) -> None:
     (tmp_path / "gone").mkdir()
-    (one,) = status.of([tmp_path / "gone"], queue=lambda cluster: {})
+    (one,) = status.read_statuses([tmp_path / "gone"], queue=lambda cluster: {})
     assert explain(Record(status=one)).rule == "unreadable"
 
 
@@ -367,7 +367,7 @@ def test_a_node_that_reports_nothing_is_told_from_ranks_that_wait(tmp_path: Path
     run = looks(tmp_path, n1="1000.0\t@0 9 compute 940.0 0.5 1\n", n2="920.0\t@1 9 compute 919.0 0.5 1\n")
     os.utime(run / "monitor" / "slurm-7.n1.progress", (now, now))
     os.utime(run / "monitor" / "slurm-7.n2.progress", (920.0, 920.0))
-    ranks = progress.read(run, 7, now=now)
+    ranks = progress.read_ranks(run, 7, now=now)
     found = progress.stall(ranks)
     assert found is not None
     assert (found.rule.id, [one.node for one in found.culprits]) == ("stalled-node", ["n2"])
@@ -396,13 +396,13 @@ def test_a_node_that_reports_nothing_is_told_from_ranks_that_wait(tmp_path: Path
 def test_limits(line: str, still: bool, tmp_path: Path) -> None:
     run = looks(tmp_path, n1=line)
     os.utime(run / "monitor" / "slurm-7.n1.progress", (1000.0, 1000.0))
-    assert (progress.stall(progress.read(run, 7, now=1000.0)) is not None) is still
+    assert (progress.stall(progress.read_ranks(run, 7, now=1000.0)) is not None) is still
 
 
 def test_a_look_that_was_cut_off_has_the_ranks_that_are_whole(tmp_path: Path) -> None:
     run = looks(tmp_path, n1="1000.0\t@0 9 compute 990.0 0.5 1\ttrainer@3 4 data 990.0 0.5 1\t@1 9 comp")
-    assert [(one.role, one.rank, one.step) for one in progress.read(run, 7)] == [("", 0, 9), ("trainer", 3, 4)]
-    assert progress.read(run, 8) == [], "another job's"
+    assert [(one.role, one.rank, one.step) for one in progress.read_ranks(run, 7)] == [("", 0, 9), ("trainer", 3, 4)]
+    assert progress.read_ranks(run, 8) == [], "another job's"
 
 
 def test_what_a_rank_reports(tmp_path: Path) -> None:
@@ -487,7 +487,7 @@ def test_the_error_is_found_in_each_file_that_a_rank_writes_to(files: dict[str, 
     for name, text in files.items():
         with (run / f"logs/{name}.log").open("a") as file:
             file.write(text.format(start=start, error=error))
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     found = explain(Record(status=one))
     (where,) = (name for name, text in files.items() if "{error}" in text)
     assert (found.rule, found.evidence[0].file) == ("exception", f"logs/{where}.log")
@@ -498,12 +498,12 @@ def test_the_error_is_found_in_each_file_that_a_rank_writes_to(files: dict[str, 
 def test_a_batch_log_elsewhere_is_read(name: str, stream: str, tmp_path: Path) -> None:
     """slurm.output and slurm.error: lib/output_links.sh links the job's own files. The newest job's count."""
     run = shutil.copytree(FOLDER / name, tmp_path / name)
-    as_usual = status.of([run], queue=lambda cluster: {})[0].state, answered(name, tmp_path / "usual").rule
+    as_usual = status.read_statuses([run], queue=lambda cluster: {})[0].state, answered(name, tmp_path / "usual").rule
     (run / "logs/batch.log").rename(tmp_path / "there")
     (run / f"logs/{stream}-10.log").symlink_to(tmp_path / "there")
     for other in ("batch-9", *(["batch-10"] if stream == "error" else [])):
         (run / f"logs/{other}.log").write_text("nothing here\n")
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     assert (one.state, explain(Record(status=one)).rule) == as_usual
 
 
@@ -550,7 +550,7 @@ def test_the_next_command_repeats_what_the_command_line_had_set(tmp_path: Path) 
     (run / "manifest.json").write_text(json.dumps(manifest))
     job = 'name = "x"\nimage = "mine"\nargs = ["--lr", "0.1 x"]\n[resources]\nnodes = 2\n[slurm]\nexclude = "n1"\n'
     (run / "job.toml").write_text(job)
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     record = Record(status=one)
     file, found = manifest["job_file"], explain(record)
     words = """--set 'args=["--lr", "0.1 x"]' --set image=mine --set resources.nodes=2"""

@@ -95,7 +95,7 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     shutil.copytree(REPO / "clusters", here / "clusters")
     shutil.copytree(REPO / "launchers/ddp", here / "launchers/mine")
     shutil.copytree(REPO / "containers/train-cpu", here / "containers/own")
-    image_lock.write(here / "containers/own" / image_lock.FILE, make_lock("own"))
+    image_lock.write_lock(here / "containers/own" / image_lock.FILE, make_lock("own"))
     (here / "containers/own/image.lock.sig").write_text("x")
     for name in (RUN, "gpt-2"):
         _run(here / "runs" / name)

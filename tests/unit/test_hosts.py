@@ -87,7 +87,7 @@ def host(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
         {"ssh": {"host": "login.a"}, "node": {"cpus": 4}, "paths": {"runs": str(tmp_path / "runs")}}
     )
     connection: Any = HereConnection(tmp_path)
-    return SshHost("a", rules, connection, run_folder_mirror.of("a", rules))
+    return SshHost("a", rules, connection, run_folder_mirror.find_mirror("a", rules))
 
 
 def run_of(host: Host, tmp_path: Path, name: str) -> Path:
@@ -168,7 +168,7 @@ def test_a_queue_settles_what_was_interrupted_once_the_host_was_asked(
 def test_an_update_of_the_mirror_settles_nothing(host: SshHost, run_dir: Path, tmp_path: Path) -> None:
     """A run whose submit was interrupted is recorded in a step of its own."""
     run = run_of(host, tmp_path, "cut")
-    manifest.read(RunPaths(run_dir).manifest).model_copy(update={"job_id": None}).write(RunPaths(run).manifest)
+    manifest.read_manifest(RunPaths(run_dir).manifest).model_copy(update={"job_id": None}).write(RunPaths(run).manifest)
     (tmp_path / "bin" / "squeue").write_text(
         f"#!/bin/sh\ncase $* in *'kit|%F|%o'*) echo 'kit|5|{run}/batch.sh' ;; *%F*%k*) echo 'kit|5|{run}/batch.sh|x' ;; esac\n"
     )

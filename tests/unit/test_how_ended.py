@@ -39,7 +39,7 @@ def no_controller(_: str) -> dict[JobId, QueuedJob]:
 
 
 def seen(run: Path, jobs: dict[JobId, QueuedJob] | None = None) -> status.Status:
-    (one,) = status.of([run], queue=no_controller if jobs is None else lambda _: jobs)
+    (one,) = status.read_statuses([run], queue=no_controller if jobs is None else lambda _: jobs)
     return one
 
 
@@ -100,7 +100,7 @@ def test_a_run_whose_record_is_not_closed_is_slurms(run_dir: Path) -> None:
 def test_a_run_that_was_submitted_again_is_slurms(run_dir: Path) -> None:
     close(run_dir, 143, TERM)
     path = RunPaths(run_dir).manifest
-    manifest.read(path).model_copy(update={"job_id": 9, "earlier_job_ids": (7,)}).write(path)
+    manifest.read_manifest(path).model_copy(update={"job_id": 9, "earlier_job_ids": (7,)}).write(path)
     later = RunPaths(run_dir).closed.stat().st_mtime + 5
     os.utime(path, (later, later))
     jobs: dict[JobId, QueuedJob] = {9: QueuedJob(job_id=9, state="PENDING", reason="", nodes="", elapsed="0:00")}
@@ -120,7 +120,7 @@ def test_a_chain_is_slurms(run_dir: Path) -> None:
     """Its next link continues after a code other than 0."""
     close(run_dir, 143)
     path = RunPaths(run_dir).manifest
-    manifest.read(path).model_copy(update={"links": (8,)}).write(path)
+    manifest.read_manifest(path).model_copy(update={"links": (8,)}).write(path)
     os.utime(path, (1.0, 1.0))
     jobs: dict[JobId, QueuedJob] = {8: QueuedJob(job_id=8, state="RUNNING", reason="", nodes="", elapsed="0:01")}
     assert seen(run_dir, jobs).state == "RUNNING"

@@ -79,7 +79,7 @@ def test_other_bytes_from_the_same_inputs_leave_the_lock_and_name_the_files(
 ) -> None:
     made = image(tmp_path, "a", [corpus.f("opt/stable", "1"), corpus.f("opt/changes", "1")], {})
     before = made.lock_file.read_text()
-    read = oci.read
+    read = oci.read_image
     other = corpus.tar_of([corpus.f("opt/stable", "1"), corpus.f("opt/changes", "2")])
 
     def reads(*arguments: object, **options: object) -> oci.OciImage:
@@ -88,7 +88,7 @@ def test_other_bytes_from_the_same_inputs_leave_the_lock_and_name_the_files(
         return replace(found, layers=(Blob.whole(tmp_path / "other.tar"),))
 
     # A build whose steps give other bytes each time: the inputs stay, what is read does not.
-    monkeypatch.setattr(oci, "read", reads)
+    monkeypatch.setattr(oci, "read_image", reads)
     made.image.rename(tmp_path / "aside")  # or nothing would be made again
     order = importing.ImportOrder(
         uri=made.lock.source, name="a", project=tmp_path / "project", store=tmp_path / "store"
@@ -107,7 +107,7 @@ def test_other_bytes_from_the_same_inputs_leave_the_lock_and_name_the_files(
     relocked = importing.run(
         importing.ImportOrder(uri=order.uri, name="a", project=order.project, store=order.store, relock=True), Silent()
     )
-    assert image_lock.read(made.lock_file).sha256 == relocked.lock.sha256 != made.lock.sha256
+    assert image_lock.read_lock(made.lock_file).sha256 == relocked.lock.sha256 != made.lock.sha256
 
 
 def test_the_command_ends_with_1_where_images_differ(tmp_path: Path) -> None:

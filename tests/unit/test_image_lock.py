@@ -34,7 +34,7 @@ def make(**changes: object) -> ImageLock:
 def test_what_a_merge_leaves_names_no_image(tmp_path: Path) -> None:
     """Taken for a lock, it would let prune remove the image of one of the two sides."""
     path = tmp_path / "image.lock"
-    image_lock.write(path, make())
+    image_lock.write_lock(path, make())
     assert image_lock.head(path) == image_lock.Head(name="tiny", sha256="a" * 64, size=4096)
     text = path.read_text()
     line = f'sha256 = "{"a" * 64}"'
@@ -49,7 +49,7 @@ def stored(root: Path, *, used: int = 5000, size: int = 8192) -> ImageLock:
     """A lock and, in the store, a file that begins as a squashfs image does."""
     content = bytearray(os.urandom(size))
     content[:4], content[40:48] = b"hsqs", used.to_bytes(8, "little")
-    store.prepare(root)
+    store.prepare_store(root)
     (root / "image").write_bytes(content)
     made = make(sha256=store.digest_of(root / "image"), size=size)
     (root / "image").rename(store.path(root, made.sha256))
@@ -57,19 +57,19 @@ def stored(root: Path, *, used: int = 5000, size: int = 8192) -> ImageLock:
 
 
 def test_a_lock_reads_back_as_it_was_written(tmp_path: Path) -> None:
-    assert image_lock.write(tmp_path / "image.lock", make())
-    assert image_lock.read(tmp_path / "image.lock") == make()
+    assert image_lock.write_lock(tmp_path / "image.lock", make())
+    assert image_lock.read_lock(tmp_path / "image.lock") == make()
     assert "schema = 1\n" in (tmp_path / "image.lock").read_text()
 
 
 def test_ids_that_no_two_builds_share_are_no_reason_to_write(tmp_path: Path) -> None:
     path = tmp_path / "image.lock"
-    image_lock.write(path, make())
+    image_lock.write_lock(path, make())
     before = path.read_bytes()
     tools = LockedTools(kit="2", mksquashfs="4.5.1", engine="21", image_id="sha256:2")
-    assert image_lock.write(path, make(tools=tools)) is False
+    assert image_lock.write_lock(path, make(tools=tools)) is False
     assert path.read_bytes() == before
-    assert image_lock.write(path, make(inputs="d" * 64))
+    assert image_lock.write_lock(path, make(inputs="d" * 64))
 
 
 def test_differences_are_named_by_key_causes_first() -> None:
@@ -89,10 +89,10 @@ def test_differences_are_named_by_key_causes_first() -> None:
 )
 def test_a_damaged_or_newer_lock_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
     path = tmp_path / "image.lock"
-    image_lock.write(path, make())
+    image_lock.write_lock(path, make())
     path.write_text(path.read_text().replace(old, new, 1))
     with pytest.raises(ConfigError, match=said):
-        image_lock.read(path)
+        image_lock.read_lock(path)
 
 
 def test_a_whole_image_is_right(tmp_path: Path) -> None:
@@ -153,9 +153,9 @@ def test_prune_keeps_what_a_lock_a_job_or_its_age_protects(tmp_path: Path, proje
     root = tmp_path / "store"
     locked, other, used, loose, young = (stored(root) for _ in range(5))
     (project / "containers/tiny").mkdir()
-    image_lock.write(project / "containers/tiny/image.lock", locked)
+    image_lock.write_lock(project / "containers/tiny/image.lock", locked)
     elsewhere = tmp_path / "elsewhere/image.lock"
-    image_lock.write(elsewhere, other)
+    image_lock.write_lock(elsewhere, other)
     store.register(root, elsewhere)
     for made in (locked, other, used, loose):
         os.utime(store.path(root, made.sha256), (0, 0))
@@ -181,7 +181,7 @@ def test_prune_removes_nothing_while_a_lock_cannot_be_read(tmp_path: Path, proje
 def test_the_head_of_a_lock_names_its_bytes(tmp_path: Path) -> None:
     for name in ("train-cpu", "frameworks-cpu"):
         place = REPO / "containers" / name / "image.lock"
-        whole = image_lock.read(place)
+        whole = image_lock.read_lock(place)
         assert image_lock.head(place) == image_lock.Head(name=whole.name, sha256=whole.sha256, size=whole.size)
     damaged = tmp_path / "image.lock"
     for text in ("", "schema = 1\n", 'name = "x"\nsize = 1\nsha256 = "0"\n', "name = [\n"):
@@ -208,12 +208,12 @@ def test_a_lock_is_looked_for_in_the_project_then_the_users_folder_then_the_kits
 
 def test_the_head_of_a_lock_is_all_that_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "image.lock"
-    image_lock.write(path, make())
+    image_lock.write_lock(path, make())
 
     def whole(path: Path) -> ImageLock:
         raise AssertionError(path)
 
-    monkeypatch.setattr(image_lock, "read", whole)
+    monkeypatch.setattr(image_lock, "read_lock", whole)
     assert image_lock.head(path).size == 4096
     # Two names are none, and the lock is read whole to say what is wrong with it.
     path.write_text('name = "other"\n' + path.read_text())
@@ -234,9 +234,9 @@ def test_a_lock_is_written_beside_its_image_or_in_the_project(
 
 def test_a_lock_makes_its_folder_and_takes_the_place_of_an_older_one(tmp_path: Path) -> None:
     path = tmp_path / "containers" / "tiny" / "image.lock"
-    assert image_lock.write(path, make())
-    assert image_lock.write(path, make(size=8192))
-    assert image_lock.read(path).size == 8192
+    assert image_lock.write_lock(path, make())
+    assert image_lock.write_lock(path, make(size=8192))
+    assert image_lock.read_lock(path).size == 8192
 
 
 def test_a_name_and_inputs_are_no_difference_of_bytes() -> None:

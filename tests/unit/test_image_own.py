@@ -26,7 +26,7 @@ def _own_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def read(work: Path, text: str, target: str | None = None) -> dockerfile_needs.Dockerfile:
     (work / "Dockerfile").write_text(text)
-    return dockerfile_needs.read(work / "Dockerfile", target=target)
+    return dockerfile_needs.read_dockerfile(work / "Dockerfile", target=target)
 
 
 # Which stage is built decides what else is taken on the way to it, and a here-document ends where its own line says.
@@ -171,14 +171,14 @@ def test_requirements_become_a_lock_without_what_the_base_holds(
 
 
 def test_a_first_image_is_written(tmp_path: Path) -> None:
-    folder = first_image.write("mine", base="train-cpu", packages=["lightning"], project=tmp_path)
+    folder = first_image.write_image_folder("mine", base="train-cpu", packages=["lightning"], project=tmp_path)
     assert sorted(path.name for path in folder.iterdir()) == ["Dockerfile", "image.toml", "requirements.txt"]
     assert (folder / "requirements.txt").read_text() == "lightning\n"
-    assert dockerfile_needs.read(folder / "Dockerfile", target=None).buildkit is None
+    assert dockerfile_needs.read_dockerfile(folder / "Dockerfile", target=None).buildkit is None
     with pytest.raises(UsageError, match="exists already"):
-        first_image.write("mine", base="train-cpu", packages=[], project=tmp_path)
+        first_image.write_image_folder("mine", base="train-cpu", packages=[], project=tmp_path)
     with pytest.raises(UsageError, match="not the name"):
-        first_image.write("Mine!", base="train-cpu", packages=[], project=tmp_path)
+        first_image.write_image_folder("Mine!", base="train-cpu", packages=[], project=tmp_path)
 
 
 def imported(work: Path, source: Path, name: str) -> squash_and_lock.Outcome:

@@ -81,7 +81,7 @@ def test_quick_headers_are_tarfiles(tmp_path: Path) -> None:
 
 def blobs(work: Path, tars: list[bytes], *, packed: bool = True) -> list[Blob]:
     layout = corpus.oci_layout(work / "layout", tars, {}, packed=packed)
-    return list(oci.read(layout, work).layers)
+    return list(oci.read_image(layout, work).layers)
 
 
 def paths(layers: list[Blob], work: Path) -> dict[str, bytes]:
@@ -105,7 +105,7 @@ def test_plain_layers_of_an_archive_need_no_copy(tmp_path: Path) -> None:
     archive = corpus.docker_archive(tmp_path / "saved.tar", tars, {}, "a:1")
     work = tmp_path / "work"
     work.mkdir()
-    assert paths(list(oci.read(archive, work).layers), work) == {"a": b"1", "b": b"2"}
+    assert paths(list(oci.read_image(archive, work).layers), work) == {"a": b"1", "b": b"2"}
     assert list(work.iterdir()) == []
 
 
@@ -146,11 +146,11 @@ def test_sha512_digests(tmp_path: Path) -> None:
     moved(descriptor, json.dumps(manifest).encode())
     (layout / "index.json").write_text(json.dumps(index))
     shutil.rmtree(layout / "blobs/sha256")
-    assert paths(list(oci.read(layout, tmp_path).layers), tmp_path) == {"a": b"1"}
-    (layer,) = oci.read(layout, tmp_path).layers
+    assert paths(list(oci.read_image(layout, tmp_path).layers), tmp_path) == {"a": b"1"}
+    (layer,) = oci.read_image(layout, tmp_path).layers
     layer.file.write_bytes(layer.file.read_bytes() + bytes(1))
     with pytest.raises(ImageError, match="instead of sha512:"):
-        paths(list(oci.read(layout, tmp_path).layers), tmp_path)
+        paths(list(oci.read_image(layout, tmp_path).layers), tmp_path)
 
 
 def test_quick_headers_are_written_as_tarfile_writes_them() -> None:

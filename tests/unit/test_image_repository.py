@@ -33,7 +33,7 @@ def scan(repo: Path, steps: str, dockerfile: str = "Dockerfile") -> set[str]:
     file = repo / dockerfile
     file.parent.mkdir(exist_ok=True)
     file.write_text(HEAD + steps)
-    needs = dockerfile_needs.read(file, target=None, own_base=True)
+    needs = dockerfile_needs.read_dockerfile(file, target=None, own_base=True)
     found = repository_context.scan(repo, file, needs.steps, without=repo / "containers/mine")
     return {one.name for one in found}
 
@@ -104,28 +104,28 @@ def test_a_repositorys_dockerfile_names_its_base(
     tmp_path: Path, text: str, target: str | None, base: str, unpinned: tuple[str, ...]
 ) -> None:
     (tmp_path / "Dockerfile").write_text(text)
-    found = dockerfile_needs.read(tmp_path / "Dockerfile", target=target, own_base=True)
+    found = dockerfile_needs.read_dockerfile(tmp_path / "Dockerfile", target=target, own_base=True)
     assert (found.base, found.unpinned) == (base, unpinned)
 
 
 def test_an_image_of_a_repository_is_written_once(repo: Path) -> None:
     wanted = RepositoryOptions(context=repo, target="run", args={"A": "b"}, platform="linux/arm64")
-    assert repository_image.prepare(wanted, repo) == "my-repo"
+    assert repository_image.write_image_toml(wanted, repo) == "my-repo"
     toml = repo / "containers/my-repo/image.toml"
     build = load_model(toml, ImageSpec).build
     assert (build.context, build.dockerfile, build.target, build.args, build.network, build.platform) == (
         "../..", "Dockerfile", "run", {"A": "b"}, "default", "linux/arm64",
     )  # fmt: skip
     written = toml.read_text()
-    assert repository_image.prepare(RepositoryOptions(context=repo), repo) == "my-repo"
+    assert repository_image.write_image_toml(RepositoryOptions(context=repo), repo) == "my-repo"
     with pytest.raises(UsageError, match=r"build\.network is 'default', and the command line says 'host'"):
-        repository_image.prepare(RepositoryOptions(context=repo, network="host"), repo)
+        repository_image.write_image_toml(RepositoryOptions(context=repo, network="host"), repo)
     assert toml.read_text() == written
     (repo / "Dockerfile").rename(repo / "src/Containerfile")
     with pytest.raises(ConfigError, match="no Dockerfile in this folder"):
-        repository_image.prepare(RepositoryOptions(context=repo), repo)
+        repository_image.write_image_toml(RepositoryOptions(context=repo), repo)
     file = repo / "src/Containerfile"
-    assert repository_image.prepare(RepositoryOptions(context=repo, file=file, name="other"), repo) == "other"
+    assert repository_image.write_image_toml(RepositoryOptions(context=repo, file=file, name="other"), repo) == "other"
     assert load_model(repo / "containers/other/image.toml", ImageSpec).build.dockerfile == "src/Containerfile"
 
 
@@ -144,7 +144,7 @@ def test_what_add_fetches_and_nothing_pins_is_an_outside_input(
     tmp_path: Path, line: str, found: tuple[str, ...]
 ) -> None:
     (tmp_path / "Dockerfile").write_text(HEAD + line + "\n")
-    assert dockerfile_needs.read(tmp_path / "Dockerfile", target=None, own_base=True).downloads == found
+    assert dockerfile_needs.read_dockerfile(tmp_path / "Dockerfile", target=None, own_base=True).downloads == found
 
 
 def test_the_places_of_context_and_dockerfile_decide_nothing(repo: Path) -> None:

@@ -123,7 +123,7 @@ def test_a_file_system_without_links_has_locks_too(tmp_path: Path, monkeypatch: 
 def test_what_a_newer_kit_keeps_in_the_store_is_left_alone(tmp_path: Path) -> None:
     """Two versions of the kit on one store: neither knows all that the other writes."""
     place, project = tmp_path / "store", tmp_path / "project"
-    store.prepare(place)
+    store.prepare_store(place)
     kept = [place / "layers/sha256/ab", place / "sha256/README", place / "refs/.note", place / "index.json"]
     kept += [place / "sha256" / f"{'1' * 64}.sqsh.sig", place / "tmp" / "another form~of~owner"]
     for file in kept:
@@ -139,7 +139,7 @@ def test_what_a_newer_kit_keeps_in_the_store_is_left_alone(tmp_path: Path) -> No
         f'schema = 2\nname = "theirs"\nsha256 = "{"1" * 64}"\nsize = 1\nnovel = "key"\n\n[more]\nkeys = 1\n'
     )
     store.register(place, lock)
-    store.prepare(place)
+    store.prepare_store(place)
     loose = store.path(place, "2" * 64)
     loose.write_bytes(b"x")
     done = store_contents.prune(place, tmp_path / "other", in_use=(), older_than_s=0, dry_run=False)
@@ -160,18 +160,18 @@ def test_two_may_make_a_store_at_once(tmp_path: Path, monkeypatch: pytest.Monkey
         real(folder, *args, **options)
 
     monkeypatch.setattr(Path, "mkdir", second)
-    store.prepare(tmp_path / "store")
+    store.prepare_store(tmp_path / "store")
     assert made == ["store", "sha256", "tmp", "locks", "refs"]
 
 
 def test_a_file_in_the_place_of_a_folder_of_the_store_is_refused(tmp_path: Path) -> None:
     (tmp_path / "refs").write_text("")
     with pytest.raises(ImageError, match="cannot be written: File exists"):
-        store.prepare(tmp_path)
+        store.prepare_store(tmp_path)
 
 
 def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -> None:
-    store.prepare(tmp_path)
+    store.prepare_store(tmp_path)
     foreign = replace(Owner.current(), host="elsewhere")
     names = {"dead": _dead(), "alive": Owner.current(), "foreign": foreign, "old": foreign}
     folders = {name: tmp_path / "tmp" / f"{owner}~{name}" for name, owner in names.items()}
@@ -182,7 +182,7 @@ def test_leftovers_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path) -
     (tmp_path / "locks" / ".x.lock.1").write_text(f"{_dead()}\n")
     (tmp_path / "locks" / "x.lock").write_text(f"{_dead()}\n")
     (tmp_path / "locks" / "y.lock").write_text(f"{Owner.current()}\n")
-    store.prepare(tmp_path)
+    store.prepare_store(tmp_path)
     left = {name for name, folder in folders.items() if folder.exists()}
     assert left == {"alive", "foreign"}
     assert [path.name for path in (tmp_path / "locks").iterdir()] == ["y.lock"]
@@ -192,7 +192,7 @@ def test_a_published_image_is_readable_by_all_who_may_read_the_store(tmp_path: P
     umask = os.umask(0o077)
     try:
         place = tmp_path / "store"
-        store.prepare(place)
+        store.prepare_store(place)
         with store.workspace(place) as work:
             (work / "image.sqsh").write_bytes(b"content")
             image = store.publish(place, work / "image.sqsh", "0" * 64, {"name": "x"})
@@ -207,16 +207,16 @@ def test_a_published_image_is_readable_by_all_who_may_read_the_store(tmp_path: P
 
 def test_a_group_store_gives_its_mode_to_its_folders(tmp_path: Path) -> None:
     tmp_path.chmod(0o2770)
-    store.prepare(tmp_path)
+    store.prepare_store(tmp_path)
     assert {(tmp_path / name).stat().st_mode & 0o7777 for name in ("sha256", "tmp", "locks", "refs")} == {0o2770}
 
 
 def test_registered_locks_are_found_as_long_as_they_exist(tmp_path: Path) -> None:
-    store.prepare(tmp_path)
+    store.prepare_store(tmp_path)
     lock = tmp_path / "image.lock"
     lock.write_text("")
     store.register(tmp_path, lock)
     store.register(tmp_path, lock)
-    assert store_notes.read(tmp_path) == store_notes.Notes(locks=(lock,))
+    assert store_notes.read_notes(tmp_path) == store_notes.Notes(locks=(lock,))
     lock.unlink()
-    assert store_notes.read(tmp_path) == store_notes.Notes()
+    assert store_notes.read_notes(tmp_path) == store_notes.Notes()

@@ -46,7 +46,7 @@ def only_the_project(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """A store with one image that nobody names."""
-    store.prepare(tmp_path / "store")
+    store.prepare_store(tmp_path / "store")
     store.path(tmp_path / "store", "1" * 64).write_bytes(b"x")
     return tmp_path / "store"
 
@@ -75,7 +75,7 @@ def test_c15_a_lock_that_no_kit_wrote_is_taken_over_when_it_has_no_heartbeat(pla
     make = STRANGE.get(kind, lock.symlink_to)
     make(lock)
     os.utime(lock, (0, 0), follow_symlinks=False)
-    store.prepare(place)
+    store.prepare_store(place)
     with cross_host_lock.hold(lock):
         assert lock.is_file()
     assert not os.path.lexists(lock)
@@ -113,7 +113,7 @@ def shared() -> Iterator[Path]:
         place = Path(name) / "store"
         place.mkdir()
         place.chmod(0o3777)
-        store.prepare(place)
+        store.prepare_store(place)
         store.path(place, "1" * 64).write_bytes(b"x")
         yield place
 
@@ -141,7 +141,7 @@ def test_c15_a_prune_goes_on_after_the_image_of_another_user_and_names_it(shared
 def test_c15_nothing_is_pruned_while_a_lock_cannot_be_read(shared: Path, hidden: str) -> None:
     """Its image could be any: a home folder is closed on most systems."""
     lock = shared.parent / "home" / image_lock.FILE
-    image_lock.write(lock, make_lock("theirs"))
+    image_lock.write_lock(lock, make_lock("theirs"))
     store.register(shared, lock)
     (note,) = (shared / "refs").iterdir()
     named = {"the note": note, "the folder of the lock": lock.parent, "refs": shared / "refs"}[hidden]
@@ -177,7 +177,7 @@ def locked(place: Path) -> squash_and_lock.Target:
     """An image in the store, and its lock."""
     lock = stored(place)
     path = place.parent / "containers" / lock.name / image_lock.FILE
-    image_lock.write(path, lock)
+    image_lock.write_lock(path, lock)
     return squash_and_lock.Target(
         name=lock.name, store=place, lock_file=path, source="build", inputs=lock.inputs, squash=Squash()
     )
@@ -221,7 +221,7 @@ def test_nothing_is_removed_where_a_link_in_place_of_a_folder_of_the_store_leads
     if os.geteuid() == 0:
         os.chown(place / name, NOBODY, NOBODY, follow_symlinks=False)
         with pytest.raises(ImageError, match=f"{name} is a link that nobody .65534. has made: remove it"):
-            store.prepare(place)
+            store.prepare_store(place)
     assert (own / "thesis/chapter.tex").read_text() == "three years\n"
 
 
@@ -229,7 +229,7 @@ def test_a_link_of_the_store_owners_own_may_lead_to_another_disk(tmp_path: Path)
     (tmp_path / "disk").mkdir()
     (tmp_path / "store").mkdir()
     (tmp_path / "store/sha256").symlink_to(tmp_path / "disk")
-    store.prepare(tmp_path / "store")
+    store.prepare_store(tmp_path / "store")
     assert (tmp_path / "store/tmp").is_dir()
 
 
@@ -246,7 +246,7 @@ def send(place: Path, folder: Path, content: bytes) -> answers.Reply:
 def test_an_image_over_ssh_is_written_into_a_folder_of_the_users_own(tmp_path: Path) -> None:
     """The name of the folder for what has arrived is known: a colleague made it first, with a link to a file of this user's."""
     place = tmp_path / "store"
-    store.prepare(place)
+    store.prepare_store(place)
     assert send(place, tmp_path, b"image").codes["result"] == 0
     assert store.path(place, hashlib.sha256(b"image").hexdigest()).read_bytes() == b"image"
     kept = tmp_path / "bashrc"

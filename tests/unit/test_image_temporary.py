@@ -50,13 +50,13 @@ def test_what_a_killed_kit_left_in_an_images_folder_changes_no_image(tmp_path: P
 
 
 def test_the_next_lock_and_the_next_note_remove_what_a_killed_one_left(tmp_path: Path) -> None:
-    whole = image_lock.read(REPO / "containers/train-cpu/image.lock")
+    whole = image_lock.read_lock(REPO / "containers/train-cpu/image.lock")
     left = left_by_a_dead_one(tmp_path / "image.lock")
     left.write_text("half a lock")
-    assert image_lock.write(tmp_path / "image.lock", ImageLock.model_validate(whole.model_dump()))
+    assert image_lock.write_lock(tmp_path / "image.lock", ImageLock.model_validate(whole.model_dump()))
     assert [path.name for path in tmp_path.iterdir()] == ["image.lock"]
     place = tmp_path / "store"
-    store.prepare(place)
+    store.prepare_store(place)
     left_by_a_dead_one(place / "refs/0123").write_text("half")
     store.clean(place)
     assert list((place / "refs").iterdir()) == []

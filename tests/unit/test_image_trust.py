@@ -31,7 +31,7 @@ def key(folder: Path, name: str) -> tuple[Path, str]:
 @pytest.fixture
 def lock_file(tmp_path: Path) -> Path:
     path = tmp_path / "containers" / "train-cpu" / image_lock.FILE
-    image_lock.write(path, make_lock())
+    image_lock.write_lock(path, make_lock())
     return path
 
 
@@ -54,7 +54,7 @@ def test_every_command_finds_the_store_by_one_rule(
     # far is the only cluster of the project, and so the default one.
     assert image_options.store_of(None, "far") == image_options.store_of(None) == wanted
     assert image_options.store_of(tmp_path / "x", "far") == tmp_path / "x"
-    prepared = prepare_run.prepare(
+    prepared = prepare_run.prepare_job(
         write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n'),
         cluster=None,
         overrides=[],
@@ -101,7 +101,7 @@ def test_a_run_starts_from_a_signed_image_and_from_no_other(
     (tmp_path / "clusters" / "far.toml").write_text(f"{signers}[node]\ncpus = 8\n[container]\nruntime = 'pyxis'\n")
     job = write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n')
     monkeypatch.setattr("kit.images.check_against_lock.check", lambda *_, **__: None)
-    prepared = prepare_run.prepare(job, cluster="far", overrides=[])
+    prepared = prepare_run.prepare_job(job, cluster="far", overrides=[])
     signature.sign(lock_file, ada)
     submit.require_ready(prepared)
     signature.sign(lock_file, eve)
@@ -120,7 +120,7 @@ def test_a_signed_lock_of_another_image_is_refused_under_this_name(
 ) -> None:
     ada, entry = key(tmp_path, "ada")
     other = tmp_path / "containers/mini/image.lock"
-    image_lock.write(other, make_lock("mini"))
+    image_lock.write_lock(other, make_lock("mini"))
     signature.sign(other, ada)
     for path in (other, signature.file_of(other)):
         (lock_file.parent / path.name).write_bytes(path.read_bytes())
@@ -133,7 +133,7 @@ def test_a_signed_lock_of_another_image_is_refused_under_this_name(
     monkeypatch.setattr("kit.images.check_against_lock.check", lambda *_, **__: None)
     job = write_job(tmp_path, 'name = "x"\nlauncher = "ddp"\nimage = "train-cpu"\n')
     with pytest.raises(LockError, match=refused):
-        submit.require_ready(prepare_run.prepare(job, cluster="far", overrides=[]))
+        submit.require_ready(prepare_run.prepare_job(job, cluster="far", overrides=[]))
 
 
 @needs_ssh
@@ -147,12 +147,15 @@ def test_c17_a_signature_binds_name_digest_and_platform(
     """A lock of an older kit has no platform. Its signature stays valid, and verify-image says what it is for."""
     ada, entry = key(tmp_path, "ada")
     lock_file.unlink()
-    image_lock.write(lock_file, make_lock().model_copy(update={"platform": platform}))
+    image_lock.write_lock(lock_file, make_lock().model_copy(update={"platform": platform}))
     signature.sign(lock_file, ada)
     found = signature.require(lock_file, [entry], what="image train-cpu")
     assert str(found).startswith(f"signed by ada@lab: the lock of image train-cpu, sha256:{make_lock().sha256}")
     assert str(found).endswith(said)
-    assert image_lock.write(lock_file, make_lock().model_copy(update={"platform": platform or "linux/amd64"})) is False
+    assert (
+        image_lock.write_lock(lock_file, make_lock().model_copy(update={"platform": platform or "linux/amd64"}))
+        is False
+    )
     if platform:
         lock_file.write_text(lock_file.read_text().replace("arm64", "amd64"))
         with pytest.raises(LockError, match="changed after ada@lab signed it"):
@@ -163,7 +166,7 @@ def test_c17_a_signature_binds_name_digest_and_platform(
 def test_c17_a_signed_lock_for_another_platform_is_refused(tmp_path: Path, lock_file: Path) -> None:
     ada, entry = key(tmp_path, "ada")
     lock_file.unlink()
-    image_lock.write(lock_file, make_lock().model_copy(update={"platform": "linux/amd64"}))
+    image_lock.write_lock(lock_file, make_lock().model_copy(update={"platform": "linux/amd64"}))
     signature.sign(lock_file, ada)
     shell.run(["cp", str(REPO / "containers/train-cpu/image.toml"), str(lock_file.parent)])
     assert signature.require(lock_file, [entry], what="x").platform == "linux/amd64"

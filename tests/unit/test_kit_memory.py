@@ -373,7 +373,7 @@ def test_a_message_cannot_be_sent_again(serving: Serving) -> None:
 
 
 def test_arrays_and_plain_values_keep_type_and_value() -> None:
-    layout_of, read = module("kit_memory_state").Layout, module("kit_memory_state").read
+    layout_of, read_state = module("kit_memory_state").Layout, module("kit_memory_state").read_state
     import array
     import pickle
 
@@ -387,7 +387,7 @@ def test_arrays_and_plain_values_keep_type_and_value() -> None:
     layout = layout_of(given)
     memory = memoryview(bytearray(layout.size))
     layout.write(memory)
-    found = read(memory)
+    found = read_state(memory)
     assert bytes(found.pop("out of band")) == b"xyz"
     del given["out of band"]
     assert found == given

@@ -17,7 +17,7 @@ from kit.errors import ConfigError, ImageError, SlurmError, UsageError
 from kit.health import next_command
 from kit.health.answer import SUBMIT, Answer
 from kit.record.manifest import BY_KIT_RUN
-from kit.submission.prepare_run import Prepared, prepare
+from kit.submission.prepare_run import Prepared, prepare_job
 from kit.workflow import first_job
 from tests.unit.test_first_job import _own_folders, kit, project
 
@@ -53,7 +53,7 @@ def test_a_job_without_a_file_is_what_a_submit_of_the_saved_file_plans(project: 
     run.run(Path("train.py"), ["--lr", "0.1"], **chosen)
     assert not (project / "job.toml").exists()
     run.run(Path("train.py"), ["--lr", "0.1"], **chosen, save=Path("job.toml"))
-    again = prepare(project / "job.toml", cluster="pod", overrides=[], containers=False)
+    again = prepare_job(project / "job.toml", cluster="pod", overrides=[], containers=False)
     job = again.resolved.job
     assert [one.resolved.job for one in sent] == [job, job]
     assert (job.args, job.env["A"], job.script) == (("--lr", "0.1"), "1", "train.py")

@@ -34,12 +34,12 @@ def run_with(tmp_path: Path, name: str = "running", *, steps: str = "step 118 lo
 
 def record(run: Path) -> Record:
     said = json.loads((run / "slurm.json").read_text(encoding="utf-8"))
-    (one,) = status.of([run], queue=lambda cluster: {said["job_id"]: QueuedJob(**said)} if said else {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {said["job_id"]: QueuedJob(**said)} if said else {})
     return Record(status=one)
 
 
 def test_the_file_that_tells_the_step_is_named(tmp_path: Path) -> None:
-    found = last_step.read(run_with(tmp_path))
+    found = last_step.read_last_step(run_with(tmp_path))
     assert found is not None
     assert (found.step, found.at, found.saved) == (120, AT, None)
     assert found.source.startswith("rank-0.log")
@@ -50,11 +50,11 @@ def test_steps_after_the_newest_checkpoint_are_counted(tmp_path: Path) -> None:
     run = run_with(tmp_path)
     for step in (60, 100):
         (run / "checkpoints" / f"checkpoint-{step}").mkdir(parents=True)
-    found = last_step.read(run)
+    found = last_step.read_last_step(run)
     assert found is not None
     assert found.words(AT) == "step 120, 0 s ago, 20 after the newest checkpoint (step 100)"
     (run / "checkpoints" / "checkpoint-140").mkdir()
-    later = last_step.read(run)
+    later = last_step.read_last_step(run)
     assert later is not None
     assert later.words(AT) == "step 120, 0 s ago", "the log is older than the checkpoint"
 
@@ -62,7 +62,7 @@ def test_steps_after_the_newest_checkpoint_are_counted(tmp_path: Path) -> None:
 def test_a_program_that_reports_itself_needs_no_log(tmp_path: Path) -> None:
     run = run_with(tmp_path)
     (run / "metrics.jsonl").write_text('{"kind": "step", "step": 7, "time": "2026-11-22T13:05:30+00:00"}\n')
-    assert last_step.read(run) is None
+    assert last_step.read_last_step(run) is None
 
 
 @pytest.mark.parametrize(("name", "ago"), [("running", True), ("killed", False)])
@@ -87,4 +87,4 @@ def test_a_run_that_ended_well_or_waits_needs_none(tmp_path: Path) -> None:
 
 def test_kit_time_notes_the_last_step(tmp_path: Path) -> None:
     one = record(run_with(tmp_path, "killed")).status
-    assert any(note.startswith("the last step: step 120, at 2026-09-") for note in find.one(one, now=AT).notes)
+    assert any(note.startswith("the last step: step 120, at 2026-09-") for note in find.read_ledger(one, now=AT).notes)

@@ -11,7 +11,7 @@ from kit.errors import ConfigError, RunError
 from kit.hosts import output_folders
 from kit.planning.plan import Plan
 from kit.planning.sbatch_header import header
-from kit.submission.prepare_run import prepare
+from kit.submission.prepare_run import prepare_job
 from kit.sweeps import prepare as sweeps
 from tests.support import plan_of, write_job
 
@@ -84,16 +84,16 @@ def test_the_tasks_of_an_array_write_into_files_of_their_own(tmp_path: Path) -> 
         ConfigError,
         match=r"points 0-1: slurm.output: all points would write into 'x/%A.out': its name needs %j, or %A and %a",
     ):
-        sweeps.prepare(job, cluster="local", containers=False)
+        sweeps.prepare_sweep(job, cluster="local", containers=False)
     job.write_text(job.read_text().replace("%A.out", "%A_%a.out"))
-    (array,) = sweeps.prepare(job, cluster="local", containers=False).arrays()
+    (array,) = sweeps.prepare_sweep(job, cluster="local", containers=False).arrays()
     assert f"#SBATCH --output={tmp_path}/x/%A_%a.out\n" in array.text
 
 
 def test_extra_leads_to_the_key_of_its_own(tmp_path: Path) -> None:
     job = write_job(tmp_path, f"{JOB}[slurm]\nextra = ['--output=x-%j.out']\n")
     with pytest.raises(ConfigError, match=r"--output: write the key slurm.output instead"):
-        prepare(job, cluster="local", overrides=[], containers=False)
+        prepare_job(job, cluster="local", overrides=[], containers=False)
 
 
 def test_folders_are_made_and_kept(tmp_path: Path) -> None:

@@ -83,7 +83,9 @@ def made(tmp_path: Path) -> Plan:
 
 
 def record_of(made: Plan) -> Manifest:
-    return manifest.of(made, job_file=Path("job.toml"), user="ada", now=datetime.now(UTC), slurm_version="22.05")
+    return manifest.make_manifest(
+        made, job_file=Path("job.toml"), user="ada", now=datetime.now(UTC), slurm_version="22.05"
+    )
 
 
 def test_who_set_each_key(made: Plan) -> None:
@@ -115,7 +117,7 @@ def test_values_of_a_point_are_a_layer(tmp_path: Path) -> None:
     job = write_job(
         tmp_path, 'name = "s"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n[sweep.grid]\nseed = [1, 2]\n'
     )
-    prepared = sweeps.prepare(job, cluster="local", overrides=[], containers=False)
+    prepared = sweeps.prepare_sweep(job, cluster="local", overrides=[], containers=False)
     resolved = prepared.planned(prepared.points[0]).resolved
     (layer,) = (one for one in resolved.set_by if one.kind == "point")
     assert layer.keys == ("seed",)
@@ -143,5 +145,5 @@ def test_a_manifest_without_these_records_is_read(made: Plan, tmp_path: Path) ->
     table = json.loads(record_of(made).model_dump_json())
     del table["set_by"], table["records"]
     (tmp_path / "manifest.json").write_text(json.dumps(table))
-    old = manifest.read(tmp_path / "manifest.json")
+    old = manifest.read_manifest(tmp_path / "manifest.json")
     assert (old.set_by, old.records, old.layer_of("args")) == ((), {}, None)

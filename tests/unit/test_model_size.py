@@ -16,7 +16,7 @@ from kit.schema.sweep import Sweep
 from kit.sweeps.points.expand import expand
 from kit.sweeps.points.program_options import read_option
 from kit.sweeps.points.table_lookup import Tables
-from kit.sweeps.prepare import prepare
+from kit.sweeps.prepare import prepare_sweep
 from tests.support import REPO
 
 # Totals that the models' authors publish.
@@ -130,7 +130,7 @@ def test_a_scaling_study_looks_its_figures_up() -> None:
 
 def test_the_study_of_replica_groups_works_its_figures_out() -> None:
     """examples/torchtitan-sweep: what TorchTitan is given at each point."""
-    made = prepare(REPO / "examples" / "torchtitan-sweep" / "job.toml", cluster="infiniband", containers=False)
+    made = prepare_sweep(REPO / "examples" / "torchtitan-sweep" / "job.toml", cluster="infiniband", containers=False)
     decays = []
     for point, run in zip(made.points, made.runs, strict=True):
         given: Any = partial(read_option, run.plan.job.args)

@@ -33,7 +33,7 @@ def ended(folder: Path, name: str, case: Path, node: str, *, ago: float = 60.0) 
 
 
 def judged(runs: list[Path]) -> tuple[list[NodeRecord], list[str]]:
-    found = failing_nodes.read(status.of(runs, queue=lambda cluster: {}), now=time.time())
+    found = failing_nodes.read_nodes(status.read_statuses(runs, queue=lambda cluster: {}), now=time.time())
     return found, [one.node for one in failing_nodes.suspects(found)]
 
 

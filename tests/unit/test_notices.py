@@ -21,7 +21,7 @@ import pytest
 
 from kit import config, shell
 from kit.errors import ConfigError
-from kit.hosts import status as of
+from kit.hosts import status as host_status
 from kit.notices import send
 from kit.notices.happened import happened
 from kit.notices.send_once import tell
@@ -241,7 +241,7 @@ def test_what_is_long_past_is_not_told(tmp_path: Path, hook: Hook) -> None:
     run = make(tmp_path / "gpt-1")
     event(run, "start", nodes="n1", epoch=0)  # type: ignore[arg-type]
     said: list[str] = []
-    tell(of.of_record(run), ON, {"HOOK": f"json://127.0.0.1:{hook.server_port}/"}, say=said.append)
+    tell(host_status.of_record(run), ON, {"HOOK": f"json://127.0.0.1:{hook.server_port}/"}, say=said.append)
     assert (said, hook.got) == (["gpt-1: start was too long ago to be told"], [])
 
 
@@ -250,13 +250,13 @@ def test_a_failed_run_is_told_of_once(tmp_path: Path) -> None:
     run = make(tmp_path / "gpt-1")
     event(run, "start", nodes="n1")
     event(run, "end", exit_code="1")
-    one = of.of_record(run)
+    one = host_status.of_record(run)
     for on, wanted in ((("fail", "end"), ["fail"]), (("end",), ["end"]), (("fail",), ["fail"])):
         assert [found.event for found in happened(one, on, now=time.time())] == wanted  # type: ignore[arg-type]
     shutil.rmtree(run)
     run = make(tmp_path / "gpt-2")
     event(run, "start", nodes="n1")
-    (lost,) = of.of([run], queue=lambda _: {})
+    (lost,) = host_status.read_statuses([run], queue=lambda _: {})
     assert lost.state == "LOST"
     assert [found.event for found in happened(lost, ("fail",), now=time.time())] == []
     assert [found.event for found in happened(lost, ("fail",), now=time.time(), gone=True)] == ["fail"]

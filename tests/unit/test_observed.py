@@ -20,7 +20,7 @@ from kit.observed import event_file, log_line, run_log, tables, wandb_file
 from kit.observed.figures import Points
 from kit.observed.metric_names import chosen, standard
 from kit.record import metrics
-from kit.sweeps.run_metrics_cache import metrics_of, of, same_metric
+from kit.sweeps.run_metrics_cache import metrics_of, read_run_numbers, same_metric
 
 RECORDED = Path(__file__).parent / "observed"
 
@@ -108,7 +108,7 @@ def test_a_bar_for_each_epoch_is_one_row_of_steps() -> None:
     ],
 )
 def test_forms_of_a_line(line: str, step: int, values: dict[str, float]) -> None:
-    found = log_line.read(line)
+    found = log_line.read_line(line)
     assert found is not None
     assert found.step == step
     assert {name: found.values.get(name) for name in values} == values
@@ -129,12 +129,12 @@ def test_forms_of_a_line(line: str, step: int, values: dict[str, float]) -> None
     ],
 )
 def test_lines_without_progress(line: str) -> None:
-    found = log_line.read(line)
+    found = log_line.read_line(line)
     assert found is None or found.step is None
 
 
 def test_a_loss_that_is_not_a_number_stays_one() -> None:
-    found = log_line.read("step 5: loss nan")
+    found = log_line.read_line("step 5: loss nan")
     assert found is not None
     assert math.isnan(found.values["loss"])
 
@@ -197,13 +197,13 @@ def test_a_log_of_gigabytes_is_read_in_part(tmp_path: Path, monkeypatch: pytest.
         log.seek(0, os.SEEK_END)
         log.write(b"\nstep 900: loss 0.5\n")
     read = []
-    right = log_line.read
+    right = log_line.read_line
 
     def counted(text: str) -> log_line.Line | None:
         read.append(len(text))
         return right(text)
 
-    monkeypatch.setattr(log_line, "read", counted)
+    monkeypatch.setattr(log_line, "read_line", counted)
     assert [one["step"] for one in metrics.records(tmp_path)] == [1, 900]
     assert sum(read) <= 16 * log_line.MOST_CHARACTERS
 
@@ -254,7 +254,7 @@ def test_top_shows_the_steps_of_ranks_that_print(tmp_path: Path) -> None:
     write_log(tmp_path, "loading\n")
     bar = "\r  1%|▏         | 4/300 [00:00<00:01, 20.00it/s, loss=0.75]"
     write_log(tmp_path, start + bar, "rank-1.log")
-    (found,) = rank_logs.read(tmp_path)
+    (found,) = rank_logs.read_steps(tmp_path)
     assert (found.rank, found.node, found.step, found.took) == (1, "n7", 4, 0.05)
     assert found.source == "rank-1.log: progress bar"
 
@@ -263,7 +263,7 @@ def test_files_that_torchrun_wrote_at_the_newest_start_are_read(tmp_path: Path) 
     write_log(tmp_path, "2026-01-01T00:00:01+00:00 n7: rank 0 of 1: node rank 0, local rank 0, restart 1\n")
     write_log(tmp_path, "".join(f"step {n}: loss {1 / n}\n" for n in range(1, 90)), "rank-0.1.stdout.log")
     write_log(tmp_path, "".join(f"step {n}: loss {1 / n}\n" for n in range(50, 60)), "rank-0.2.stdout.log")
-    (found,) = rank_logs.read(tmp_path)
+    (found,) = rank_logs.read_steps(tmp_path)
     assert (found.rank, found.node, found.step) == (0, "n7", 59)
     assert found.source == 'rank-0.2.stdout.log: "step N"'
     assert [record["step"] for record in metrics.records(tmp_path)][-1] == 89, (
@@ -280,7 +280,7 @@ def test_results_keep_the_figures_of_ended_runs(tmp_path: Path, monkeypatch: pyt
     state.mkdir()
     (state / "events.jsonl").write_text('{"event": "end", "epoch": 100, "exit_code": 0}\n')
     (state / "closed").write_text("101")
-    first = of(points, ["p.0", "p.1"])
+    first = read_run_numbers(points, ["p.0", "p.1"])
     assert first["p.0"].values["loss"] == 2.0
     assert first["p.0"].sources == ('rank-0.log: "step N"',)
     asked: list[object] = []
@@ -291,7 +291,7 @@ def test_results_keep_the_figures_of_ended_runs(tmp_path: Path, monkeypatch: pyt
         return right(run_dir)
 
     monkeypatch.setattr(metrics, "records", counted)
-    assert of(points, ["p.0", "p.1"]) == first
+    assert read_run_numbers(points, ["p.0", "p.1"]) == first
     assert asked == [f"{points}/p.1"]
 
 

@@ -24,21 +24,21 @@ def job(tmp_path: Path) -> Path:
 
 
 def test_a_point_is_the_job_that_the_sweep_would_submit(job: Path) -> None:
-    swept = sweeps.prepare(job, cluster="local", containers=False)
+    swept = sweeps.prepare_sweep(job, cluster="local", containers=False)
     for number, point in enumerate(swept.runs):
-        made = one_job.prepare(job, number, cluster="local", containers=False)
+        made = one_job.prepare_point(job, number, cluster="local", containers=False)
         assert made.plan.job == point.plan.job
         assert made.plan.run_dir.parent != point.plan.run_dir.parent
         assert made.resolved.set_by[-1].name.endswith(f"[sweep] point {number}")
 
 
 def test_the_base_is_the_job_without_the_sweep(job: Path) -> None:
-    made = one_job.prepare(job, "base", cluster="local", overrides=["--", "--epochs", "3"], containers=False)
+    made = one_job.prepare_point(job, "base", cluster="local", overrides=["--", "--epochs", "3"], containers=False)
     assert (made.plan.job.args, made.plan.job.sweep) == (("--lr", "9", "--epochs", "3"), None)
 
 
 def test_debug_is_obeyed(job: Path) -> None:
-    made = one_job.prepare(
+    made = one_job.prepare_point(
         job, 1, cluster="local", overrides=["resources.nodes=4"], containers=False, debug=True
     ).plan.job
     assert (made.debug, made.resources.nodes) == (True, 2)
@@ -67,7 +67,7 @@ def test_what_is_refused(  # noqa: PLR0917
 ) -> None:
     job.write_text(JOB + text)
     with pytest.raises(error) as caught:
-        one_job.prepare(job, part, cluster="local", overrides=overrides, containers=False)
+        one_job.prepare_point(job, part, cluster="local", overrides=overrides, containers=False)
     assert said in str(caught.value)
 
 

@@ -15,7 +15,7 @@ from kit.workflow import own_image, own_packages, requirement_files
 from kit.workflow.own_image import OwnImage
 from tests.support import REPO
 
-HELD = image_lock.read(REPO / "containers/train-cpu/image.lock").packages.pip
+HELD = image_lock.read_lock(REPO / "containers/train-cpu/image.lock").packages.pip
 
 PROJECT = """\
 [project]
@@ -81,7 +81,7 @@ def program(folder: Path, name: str, text: str, monkeypatch: pytest.MonkeyPatch)
 def test_requirements_are_read_with_the_files_that_they_include(project: Path) -> None:
     write(project, "parts/more.txt", "tqdm\n-r ../requirements.txt\n")
     text = "--index-url https://one.example/simple\n# words\neinops==0.8 \\\n    --hash=sha256:00\n-r parts/more.txt\n-e .\n"
-    found = requirement_files.read(
+    found = requirement_files.read_requirements(
         write(
             project,
             "requirements.txt",
@@ -110,7 +110,7 @@ def test_requirements_are_read_with_the_files_that_they_include(project: Path) -
 def test_extras_of_a_project_are_taken_also_through_each_other(
     project: Path, extras: tuple[str, ...], lines: tuple[str, ...]
 ) -> None:
-    assert requirement_files.read(write(project, "pyproject.toml", PROJECT), extras).lines == lines
+    assert requirement_files.read_requirements(write(project, "pyproject.toml", PROJECT), extras).lines == lines
 
 
 @pytest.mark.parametrize(
@@ -138,19 +138,19 @@ def test_what_cannot_be_read_gets_one_sentence(
 ) -> None:
     monkeypatch.setenv("PATH", "/none")
     with pytest.raises(UsageError, match=said[0]) as caught:
-        requirement_files.read(write(project, *file), extras)
+        requirement_files.read_requirements(write(project, *file), extras)
     assert said[1] in caught.value.hint
 
 
 def test_an_environment_of_pip_packages_is_taken(project: Path) -> None:
-    found = requirement_files.read(write(project, "environment.yml", CONDA.format(conda="")))
+    found = requirement_files.read_requirements(write(project, "environment.yml", CONDA.format(conda="")))
     assert (found.lines, found.left) == (("einops>=0.7", "tqdm"), ())
 
 
 def test_a_lock_is_read_by_its_own_program(project: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = write(project, "uv.lock", UV_LOCK)
     asked = program(tmp_path / "bin", "uv", "einops==0.8.2\ntorch==2.9.0+cpu ; sys_platform == 'linux'\n", monkeypatch)
-    found = requirement_files.read(lock, ("train",))
+    found = requirement_files.read_requirements(lock, ("train",))
     assert found.lines == ("einops==0.8.2", "torch==2.9.0+cpu ; sys_platform == 'linux'")
     assert found.indexes == ("https://cpu.example/whl",)
     assert {"--frozen", "--no-emit-project", "--extra=train", f"--directory={project}"} <= {*asked.read_text().split()}
@@ -177,7 +177,7 @@ def test_versions_of_the_base_are_compared(project: Path) -> None:
         "torch>=1",
         "filelock==0.1",
     ]
-    needs = requirement_files.read(write(project, "requirements.txt", "\n".join(lines)))
+    needs = requirement_files.read_requirements(write(project, "requirements.txt", "\n".join(lines)))
     assert own_packages.conflicts(needs, "train-cpu", project) == [f"filelock==0.1: {HELD['filelock']}"]
 
 
@@ -190,7 +190,7 @@ def test_an_image_of_a_dockerfile_is_the_one_of_build_image(project: Path) -> No
     build = load_model(made / "image.toml", ImageSpec).build
     assert (build.context, build.dockerfile, build.network) == ("../..", "docker/train.Dockerfile", "default")
     assert said == [f"context: {project} (build.context in image.toml)"]
-    assert dockerfile_needs.read(project / build.dockerfile, target=None, own_base=True).base == "debian:12"
+    assert dockerfile_needs.read_dockerfile(project / build.dockerfile, target=None, own_base=True).base == "debian:12"
     # Outside of the folder, the file's own folder is the context; a folder is its own.
     other = write(project.parent / "other", "Dockerfile", "FROM debian:12\n")
     for name, path in (("two", other), ("three", other.parent)):

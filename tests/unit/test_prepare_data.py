@@ -13,7 +13,7 @@ import pytest
 
 from kit import prepare_data, shell
 from kit.record import manifest
-from kit.submission.prepare_run import prepare
+from kit.submission.prepare_run import prepare_job
 from tests.support import REPO
 
 JOB = """
@@ -103,8 +103,8 @@ def test_the_manifest_has_the_digest_of_prepared_data(
         (tmp_path / folder / "prepared.json").write_text(json.dumps(described))
     (tmp_path / "prepared.json").write_text('{"format": "of something else", "digest": "sha256:no"}')
     (tmp_path / "job.toml").write_text(JOB.format(args=args, mounts=mounts.format(here=tmp_path)))
-    plan = prepare(tmp_path / "job.toml", cluster="local", overrides=["container.runtime=bubblewrap"]).plan
-    made = manifest.of(
+    plan = prepare_job(tmp_path / "job.toml", cluster="local", overrides=["container.runtime=bubblewrap"]).plan
+    made = manifest.make_manifest(
         plan, job_file=tmp_path / "job.toml", user=getpass.getuser(), now=datetime.now(UTC), slurm_version="1"
     )
     expected = "sha256:inner" if named == "/data/set/deep" else "sha256:outer"

@@ -190,7 +190,7 @@ def test_a_misspelt_option_of_the_launchers_program_is_the_command_lines_fault()
 
 def _example(name: str, *overrides: str) -> Plan:
     folder = REPO / "examples" / name
-    return prepare_run.prepare(folder / "job.toml", cluster="local", overrides=[*overrides], containers=False).plan
+    return prepare_run.prepare_job(folder / "job.toml", cluster="local", overrides=[*overrides], containers=False).plan
 
 
 def test_a_sweep_changes_every_point_and_refuses_a_swept_option(tmp_path: Path) -> None:
@@ -198,7 +198,7 @@ def test_a_sweep_changes_every_point_and_refuses_a_swept_option(tmp_path: Path) 
     (tmp_path / "train.py").write_text("print(1)\n")
 
     def points(*typed: str) -> list[tuple[str, ...]]:
-        made = sweeps.prepare(job, cluster="local", overrides=["--", *typed], containers=False)
+        made = sweeps.prepare_sweep(job, cluster="local", overrides=["--", *typed], containers=False)
         return [run.plan.job.args for run in made.runs]
 
     assert points("--epochs", "3") == [("--lr", value, "--amp", "--epochs", "3") for value in ("1", "2")]

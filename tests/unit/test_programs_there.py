@@ -20,9 +20,9 @@ def refused(folder: Path, text: str, *, sweep: bool = False) -> str:
     job = write_job(folder, HEAD + text)
     with pytest.raises(ConfigError) as caught:
         if sweep:
-            sweeps.prepare(job, cluster="local", containers=False)
+            sweeps.prepare_sweep(job, cluster="local", containers=False)
         else:
-            prepare_run.prepare(job, cluster="local", overrides=[], containers=False)
+            prepare_run.prepare_job(job, cluster="local", overrides=[], containers=False)
     return caught.value.message
 
 
@@ -65,7 +65,7 @@ def test_a_point_of_a_sweep_is_checked_too(tmp_path: Path) -> None:
     ],
 )
 def test_what_works_is_taken(tmp_path: Path, text: str) -> None:
-    prepare_run.prepare(write_job(tmp_path, HEAD + text), cluster="local", overrides=[], containers=False)
+    prepare_run.prepare_job(write_job(tmp_path, HEAD + text), cluster="local", overrides=[], containers=False)
 
 
 def test_every_program_of_the_kit_declares_its_options() -> None:

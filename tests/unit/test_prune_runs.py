@@ -34,7 +34,7 @@ def make(tmp_path: Path) -> Make:
     """Makes the folder of a run that ended `days` days ago, with `size` bytes of logs."""
     job = write_job(tmp_path, 'name = "digits"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n')
     template = tmp_path / "template"
-    made = manifest.of(
+    made = manifest.make_manifest(
         plan_of(job, site=make_site(run_dir=template, containers=False)),
         job_file=job,
         user="ada",

@@ -36,7 +36,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def record(tmp_path_factory: pytest.TempPathFactory) -> Manifest:
     job = write_job(tmp_path_factory.mktemp("p"), 'name = "d"\nlauncher = "ddp"\n[container]\nruntime = "bare"\n')
     made = plan_of(job, site=make_site(containers=False))
-    return manifest.of(made, job_file=job, user="ada", now=NOON, slurm_version="22.05")
+    return manifest.make_manifest(made, job_file=job, user="ada", now=NOON, slurm_version="22.05")
 
 
 @pytest.fixture
@@ -108,7 +108,7 @@ def test_a_run_that_cannot_be_read_is_listed_with_the_reason(
         assert found.pop("d-2").state == "UNREADABLE"
         assert {one.state for one in found.values()} == {"COMPLETED"}
         assert len(found) == 3
-    (one,) = status.of([find_runs.find_one("d-2", [runs])], queue=lambda _: {})
+    (one,) = status.read_statuses([find_runs.find_one("d-2", [runs])], queue=lambda _: {})
     assert reason in one.reason
     assert "\n" not in one.reason
     assert find_runs.find_one(None, [runs]).name == "d-4"
@@ -126,7 +126,7 @@ def test_events_that_are_none(runs: Path) -> None:
     odd = ["[]", "7", "null", '{"event": 3}', '{"no": 1}', event("start", job_id="x").strip(), "[" * 100_000, "\0" * 20]
     events = RunPaths(runs / "d-3").events
     events.write_text("\n".join([*odd, event("start", job_id="3", restart="1"), *odd, ""]), encoding="utf-8")
-    (one,) = status.of([runs / "d-3"], queue=lambda _: {})
+    (one,) = status.read_statuses([runs / "d-3"], queue=lambda _: {})
     assert (one.job_id, one.restarts, one.state) == (3, 1, "LOST")
 
 
@@ -145,7 +145,7 @@ def test_restarts_are_those_of_the_ranks(runs: Path, recorded: list[tuple[str, i
     """Those inside the allocation count as well: three starts were "restarts 0"."""
     lines = [event(name, job_id=job, restart=restart) for name, job, restart in recorded]
     RunPaths(runs / "d-3").events.write_text("".join(lines), encoding="utf-8")
-    (one,) = status.of([runs / "d-3"], queue=lambda _: {})
+    (one,) = status.read_statuses([runs / "d-3"], queue=lambda _: {})
     assert one.restarts == restarts
 
 
@@ -166,7 +166,7 @@ def test_the_index_follows_what_changes(runs: Path, cache: Path, record: Manifes
 
 def test_an_index_is_used(runs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = find_runs.find_all([runs])
-    monkeypatch.setattr("kit.record.run_facts.read", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("kit.record.run_facts.read_facts", lambda _: pytest.fail("read again"))
     assert find_runs.find_all([runs]) == before
     assert find_runs.find_one("3", [runs]).name == "d-3"
 
@@ -177,19 +177,19 @@ def test_the_status_of_one_run_reads_its_manifest_once(
     """While it runs its events grow; only another manifest is read anew."""
 
     def state() -> tuple[str, int, int | None]:
-        (one,) = status.of([runs / "d-2"], queue=lambda _: {})
+        (one,) = status.read_statuses([runs / "d-2"], queue=lambda _: {})
         return one.state, one.restarts, one.exit_code
 
     assert state() == ("COMPLETED", 0, 0)
     assert len(find_runs.find_all([runs])) == 4
     with monkeypatch.context() as patch:
-        patch.setattr("kit.record.manifest.read", lambda _: pytest.fail("read again"))
+        patch.setattr("kit.record.manifest.read_manifest", lambda _: pytest.fail("read again"))
         with RunPaths(runs / "d-2").events.open("a") as file:
             file.write(event("start", job_id=2, restart=1) + event("end", exit_code=7))
         assert state() == ("FAILED", 1, 7)
         assert find_runs.find_all([runs])[1][1].exit_code == 7
     record.model_copy(update={"run_id": "d-2", "job_id": 22}).write(RunPaths(runs / "d-2").manifest)
-    (one,) = status.of([runs / "d-2"], queue=lambda _: {})
+    (one,) = status.read_statuses([runs / "d-2"], queue=lambda _: {})
     assert (one.job_id, one.exit_code) == (22, 7)
     RunPaths(runs / "d-2").manifest.write_text("{}")
     assert state()[0] == "UNREADABLE"
@@ -203,7 +203,7 @@ def test_an_imported_run_has_no_job_here_however_often_it_is_read(runs: Path, re
     for code in (4, 5):
         with RunPaths(runs / "d-3").events.open("a") as file:
             file.write(event("start", job_id=3) + event("end", exit_code=code))
-        (one,) = status.of([runs / "d-3"], queue=lambda _: {})
+        (one,) = status.read_statuses([runs / "d-3"], queue=lambda _: {})
         assert (one.job_id, one.exit_code, one.facts.imported) == (None, code, True)
 
 

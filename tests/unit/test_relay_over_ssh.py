@@ -61,7 +61,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SshHost:
     connection: Any = HereConnection(tmp_path)
     connection.path = str(tmp_path / "bin")
 
-    made = SshHost("a", rules, connection, mirrors.of("a", rules))
+    made = SshHost("a", rules, connection, mirrors.find_mirror("a", rules))
     monkeypatch.setattr(clusters, "mirrored_host", lambda run_dir: made)
     return made
 

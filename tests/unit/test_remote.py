@@ -33,7 +33,7 @@ def sh(text: str, cwd: Path, *, data: bytes = b"") -> answers.Reply:
     done = subprocess.run(["sh", "-c", command], input=text.encode() + data, capture_output=True, cwd=cwd, check=False)
     _, found, packed = done.stdout.partition(b"\nmark\n")
     assert found, done
-    return answers.read(gzip.decompress(packed), stderr=done.stderr.decode())
+    return answers.read_reply(gzip.decompress(packed), stderr=done.stderr.decode())
 
 
 def test_words_arrive_as_they_are(tmp_path: Path) -> None:
@@ -94,12 +94,12 @@ def test_a_program_knows_who_the_user_is_before_its_folders(tmp_path: Path, monk
 
 def test_half_an_answer_is_not_whole() -> None:
     whole = b"answer queue 0 5\nabcde\ngrown 3 2 a/logs/x.log\nde\nend\n"
-    reply = answers.read(whole, stderr="")
+    reply = answers.read_reply(whole, stderr="")
     assert reply.whole
     assert reply.texts == {"queue": "abcde"}
     assert reply.grown == [answers.Grown(path="a/logs/x.log", offset=3, content=b"de")]
     for length in range(len(whole)):
-        assert not answers.read(whole[:length], stderr="").whole
+        assert not answers.read_reply(whole[:length], stderr="").whole
 
 
 @pytest.mark.parametrize("name", ["../x", "/etc/passwd", "a/../../x", ".ssh/id", "a/.hidden", "a\nb", "", "a//b"])
@@ -145,7 +145,7 @@ def test_only_regular_files_of_an_archive_are_taken() -> None:
         plain = tarfile.TarInfo("file")
         plain.size = 2
         archive.addfile(plain, io.BytesIO(b"ab"))
-    assert [one.path for one in answers.read(b"end\n" + sink.getvalue(), stderr="").files] == ["file"]
+    assert [one.path for one in answers.read_reply(b"end\n" + sink.getvalue(), stderr="").files] == ["file"]
 
 
 @pytest.mark.parametrize("host", ["-oProxyCommand=x", "a b", "a;b", "$(id)", "", "-l", "a\nb", "a'b"])
@@ -168,7 +168,7 @@ def test_no_folder_of_this_machine_is_meant_over_there(tmp_path: Path) -> None:
 
 
 def test_another_host_has_another_mirror(tmp_path: Path) -> None:
-    roots = {run_folder_mirror.of("pod", _cluster(tmp_path, host)).root for host in ("a", "b", "a")}
+    roots = {run_folder_mirror.find_mirror("pod", _cluster(tmp_path, host)).root for host in ("a", "b", "a")}
     assert len(roots) == 2
 
 

@@ -106,7 +106,7 @@ def test_ends_after_which_torchrun_restarted_the_ranks_do_not_end_the_attempt(tm
     (start / "restarted" / "rank-2.137.110").write_text("109.1 2 137 n0 \n")
     (start / "restartable" / "rank-1.143").write_text("121.1 1 143 n0 \n")
     (start / "torchrun-starts").write_text("100.5\n110.5\n")
-    (one,) = status.of([tmp_path / "run"], queue=lambda cluster: {})
+    (one,) = status.read_statuses([tmp_path / "run"], queue=lambda cluster: {})
     found = read_run.records(one, now=time.time()).failures
     assert {(one.rank, one.attempt, one.alone) for one in found} == {(3, 1, False), (2, 1, True), (1, 1, False)}
 
@@ -123,7 +123,7 @@ def test_dmon_is_read_by_its_header() -> None:
 
 
 def test_step_times_are_cut_into_stretches(tmp_path: Path) -> None:
-    found = step_times.read(make(tmp_path / "r", 16))
+    found = step_times.read_step_times(make(tmp_path / "r", 16))
     assert found is not None
     assert list(found.rows) == [str(rank) for rank in range(16)]
     assert len(found.rows["0"]) <= step_times.STRETCHES + 1
@@ -136,7 +136,7 @@ def test_a_look_is_drawn_back_to_the_look_before(tmp_path: Path) -> None:
     times = [*range(0, 31, 6), *range(90, 115, 6)]
     looks = [f"{BEGAN + at:.6f}\t@0 {at} compute {BEGAN + at:.3f} {at / 10:.1f} 1\n" for at in times]
     (tmp_path / "monitor" / "slurm-7.n0.progress").write_text("".join(looks))
-    found = step_times.read(tmp_path)
+    found = step_times.read_step_times(tmp_path)
     assert found is not None
     row = [found.rows["0"][int(at / found.length)] for at in range(115)]
     assert [at for at in range(115) if row[at] is None] == pytest.approx(list(range(31, 79)), abs=2)
@@ -278,7 +278,7 @@ def test_the_first_screen_answers_four_questions(tmp_path: Path) -> None:
     """Did it work, how good is it, what did it cost, what next: before the curves, in words as well as in colours."""
     make(tmp_path / "runs" / "gpt-1", 16)
     found = make_report.report(["gpt-1"], [tmp_path / "runs"], queue=lambda _: {}, now=BEGAN + 1900)
-    top = headline.of(found["runs"][0])
+    top = headline.make_headline(found["runs"][0])
     assert (top.kind, top.words, top.wall) == ("bad", "It did not work", "31 min 5 s")
     (loss,) = top.figures
     assert (loss.last, loss.best) == ("not a number at step 2,000", "best 0.0045 at step 1,999")
@@ -297,9 +297,9 @@ def test_a_finished_run_worked_and_one_that_waits_has_no_loss(tmp_path: Path) ->
     make(tmp_path / "runs" / "gpt-1", 8)
     run = make_report.report(["gpt-1"], [tmp_path / "runs"], queue=lambda _: {}, now=BEGAN)["runs"][0]
     run["facts"]["state"] = "COMPLETED"
-    assert (headline.of(run).mark, headline.of(run).words) == ("✓", "It worked")
+    assert (headline.make_headline(run).mark, headline.make_headline(run).words) == ("✓", "It worked")
     run |= {"loss": [], "eval": [], "facts": {**run["facts"], "state": "PENDING"}}
-    top = headline.of(run)
+    top = headline.make_headline(run)
     assert (top.kind, top.words, list(top.figures)) == ("calm", "Waits in the queue", [])
 
 

@@ -77,17 +77,17 @@ def put_lock(place: Path, sha256: str) -> None:
     from kit.images import image_lock
 
     (place / "containers/train-cpu").mkdir(parents=True, exist_ok=True)
-    image_lock.write(place / "containers/train-cpu/image.lock", make_lock().model_copy(update={"sha256": sha256}))
+    image_lock.write_lock(place / "containers/train-cpu/image.lock", make_lock().model_copy(update={"sha256": sha256}))
 
 
 @pytest.fixture
 def run(project: Path) -> Path:
     """A run of that job, as `kit submit` leaves it, without Slurm."""
-    return written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=["env.B=2"]))
+    return written(prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=["env.B=2"]))
 
 
 def written(made: Prepared) -> Path:
-    record = manifest.of(
+    record = manifest.make_manifest(
         made.plan,
         job_file=made.job_file,
         user="ada",
@@ -106,7 +106,7 @@ def job(plan: Plan) -> dict[str, object]:
 
 
 def recorded(run: Path) -> Manifest:
-    return manifest.read(RunPaths(run).manifest)
+    return manifest.read_manifest(RunPaths(run).manifest)
 
 
 def test_all_is_as_it_was_whatever_the_project_has_become(project: Path, run: Path) -> None:
@@ -115,7 +115,7 @@ def test_all_is_as_it_was_whatever_the_project_has_become(project: Path, run: Pa
     (project / "train.py").unlink()
     put_lock(project, "d" * 64)
     (project / "clusters/here.toml").write_text(CLUSTER.replace("PARTITION", "new"))
-    made = rerun.prepare(run)
+    made = rerun.prepare_rerun(run)
     for name in ("job.toml", "launcher.toml", "program.sh", "locks/train-cpu.lock"):
         assert made.plan.text_of(name) == (run / name).read_text(), name
     assert made.plan.decisions.pin.digest == recorded(run).image_digest
@@ -138,9 +138,9 @@ def test_all_is_as_it_was_whatever_the_project_has_become(project: Path, run: Pa
 def test_a_launchers_program_and_one_of_the_users_without_a_script(project: Path, program: str) -> None:
     """The launcher's own programs are in the run folder, beside launcher.toml; without them it stands alone."""
     write_job(project, JOB.replace('script = "train.py"\nqos = "short"\nargs = ["a"]\n', f'{program}qos = "short"\n'))
-    run = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
+    run = written(prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=[]))
     assert (run / "code/train.py").is_file() is (program == "")
-    assert rerun.prepare(run).plan.text_of("program.sh") == (run / "program.sh").read_text()
+    assert rerun.prepare_rerun(run).plan.text_of("program.sh") == (run / "program.sh").read_text()
 
 
 def test_a_batch_template_is_the_one_of_the_snapshot(project: Path) -> None:
@@ -148,15 +148,15 @@ def test_a_batch_template_is_the_one_of_the_snapshot(project: Path) -> None:
     shell.run([sys.executable, "-m", "kit", "template", "eject", str(ejected)], cwd=project)
     ejected.write_text(ejected.read_text().replace("#!/bin/bash\n", "#!/bin/bash\n# as submitted\n", 1))
     write_job(project, f'{JOB}[slurm]\ntemplate = "batch.sh"\n')
-    first = written(prepare_run.prepare(project / "job.toml", cluster="here", overrides=[]))
+    first = written(prepare_run.prepare_job(project / "job.toml", cluster="here", overrides=[]))
     ejected.unlink()
-    made = rerun.prepare(first)
+    made = rerun.prepare_rerun(first)
     assert "# as submitted" in made.plan.text_of("batch.sh")
     assert made.plan.text_of("job.toml") == (first / "job.toml").read_text()
 
 
 def test_keys_that_are_set_win_and_are_recorded(run: Path) -> None:
-    made = rerun.prepare(run, overrides=["env.A=9", "resources.time=5"])
+    made = rerun.prepare_rerun(run, overrides=["env.A=9", "resources.time=5"])
     assert job(made.plan)["env"] == {**tomllib.loads((run / "job.toml").read_text())["env"], "A": "9"}
     record = recorded(written(made))
     assert str(record.layer_of("env.A")) == str(record.layer_of("env.B")) == "--set"
@@ -166,28 +166,28 @@ def test_keys_that_are_set_win_and_are_recorded(run: Path) -> None:
 
 
 def test_words_of_the_command_line_are_a_layer_that_a_rerun_keeps(run: Path) -> None:
-    first = written(rerun.prepare(run, overrides=["--", "b", "--lr", "2"]))
+    first = written(rerun.prepare_rerun(run, overrides=["--", "b", "--lr", "2"]))
     record = recorded(first)
     assert record.layer_of("args") == SetBy(kind="words", name="-- b --lr 2", keys=("args",))
     assert (run_facts.arguments(first), run_facts.arguments(run)) == ("-- b --lr 2", None)
-    again = rerun.prepare(first)
+    again = rerun.prepare_rerun(first)
     assert again.plan.job.args == ("a", "b", "--lr", "2")
     assert recorded(written(again)).layer_of("args") == record.layer_of("args")
     assert again.resolved.args_change is None, "only new words are shown"
-    other = rerun.prepare(first, cluster="there", overrides=["--", "--lr", "3"])
+    other = rerun.prepare_rerun(first, cluster="there", overrides=["--", "--lr", "3"])
     assert other.resolved.args_change == (("a", "b", "--lr", "2"), ("a", "b", "--lr", "3"))
     differ = keys.between(job(again.plan), job(other.plan), record.set_by, recorded(written(other)).set_by)
     assert ("args", "-- b --lr 2", "-- --lr 3") in [(one.key, one.set_by_a, one.set_by_b) for one in differ]
 
 
 def test_another_qos_brings_its_own_account_and_time(run: Path) -> None:
-    found = job(rerun.prepare(run, overrides=["qos=long"]).plan)
+    found = job(rerun.prepare_rerun(run, overrides=["qos=long"]).plan)
     assert (found["slurm"]["account"], found["resources"]["time"]) == ("many", "2-00:00:00")  # type: ignore[index]
     assert found["seed"] == recorded(run).seed
 
 
 def test_another_cluster_has_its_own_defaults_and_the_users_keys(run: Path) -> None:
-    made = rerun.prepare(run, cluster="there", overrides=["env.A=9"])
+    made = rerun.prepare_rerun(run, cluster="there", overrides=["env.A=9"])
     found = job(made.plan)
     assert found["slurm"]["partition"] == "there"  # type: ignore[index]
     assert (found["env"]["A"], found["env"]["B"], found["args"]) == ("9", "2", ["a"])  # type: ignore[index]
@@ -197,7 +197,7 @@ def test_another_cluster_has_its_own_defaults_and_the_users_keys(run: Path) -> N
 
 def test_what_may_change_the_numbers_is_named(project: Path, run: Path) -> None:
     (project / "clusters/here.toml").write_text(CLUSTER + '[network]\nNCCL_DEBUG = "WARN"\n')
-    said = "\n".join(rerun.differences(rerun.prepare(run, overrides=["resources.ranks_per_node=1"])))
+    said = "\n".join(rerun.differences(rerun.prepare_rerun(run, overrides=["resources.ranks_per_node=1"])))
     assert "sums over ranks are rounded otherwise" in said
     assert "cluster here has changed since: network" in said
 
@@ -205,16 +205,16 @@ def test_what_may_change_the_numbers_is_named(project: Path, run: Path) -> None:
 def test_a_point_of_a_sweep_becomes_a_run_of_its_own(project: Path) -> None:
     """Its values are keys like any other, and it finds the snapshot that all points share."""
     write_job(project, f"{JOB}[sweep.grid]\nseed = [3, 4]\n")
-    prepared = sweeps.prepare(project / "job.toml", cluster="here", overrides=[])
+    prepared = sweeps.prepare_sweep(project / "job.toml", cluster="here", overrides=[])
     point = prepared.planned(prepared.points[1])
     run_dir = written(point)
     assert run_dir.parent.name == "points"
-    made = rerun.prepare(run_dir)
+    made = rerun.prepare_rerun(run_dir)
     assert made.plan.run_dir.parent == project / "runs"
     assert made.plan.job.seed == 4
     again = recorded(written(made))
     assert str(again.layer_of("seed")).endswith("job.toml [sweep]")
-    assert rerun.prepare(run_dir, cluster="there").plan.job.seed == 4
+    assert rerun.prepare_rerun(run_dir, cluster="there").plan.job.seed == 4
 
 
 def _snapshot_gone(run: Path) -> None:
@@ -279,13 +279,13 @@ def tree_of(run: Path) -> str:
 def test_what_is_gone_is_named(run: Path, damage: Callable[[Path], None], error: type[KitError], reason: str) -> None:
     damage(run)
     with pytest.raises(error) as caught:
-        rerun.prepare(run)
+        rerun.prepare_rerun(run)
     assert reason in caught.value.message
 
 
 def test_an_image_that_is_gone_is_named_with_what_makes_it_again(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the lock of the run: the project's may name another image now."""
-    made = rerun.prepare(run)
+    made = rerun.prepare_rerun(run)
     monkeypatch.setattr("kit.slurm.embedded.find", lambda _: None)
     with pytest.raises(LockError) as caught:
         submit.require_ready(made)
@@ -299,12 +299,12 @@ def test_an_image_that_is_gone_is_named_with_what_makes_it_again(run: Path, monk
 def test_a_run_of_an_older_kit_needs_its_image_to_be_the_locked_one(project: Path, run: Path) -> None:
     shutil.rmtree(run / "locks")
     change(run, records={}, set_by=[])
-    assert rerun.prepare(run).plan.decisions.pin.digest == recorded(run).image_digest
+    assert rerun.prepare_rerun(run).plan.decisions.pin.digest == recorded(run).image_digest
     with pytest.raises(RunError, match="did not record which file set each key"):
-        rerun.prepare(run, cluster="there")
+        rerun.prepare_rerun(run, cluster="there")
     put_lock(project, "d" * 64)
     with pytest.raises(LockError, match=f"ran in sha256:{make_lock().sha256}, and its lock names sha256:dddd"):
-        rerun.prepare(run)
+        rerun.prepare_rerun(run)
 
 
 def checkpoint(root: Path, name: str, content: bytes = b"weights") -> Path:
@@ -322,7 +322,7 @@ def test_a_checkpoint_is_copied_with_a_pointer_to_it(run: Path) -> None:
         checkpoint(run / "checkpoints", f"step-{step:08d}")
     (run / "checkpoints/step-00000016").mkdir()  # not complete
     assert checkpoint_steps.steps(run) == [4, 8, 12]
-    again = written(rerun.prepare(run, from_step=8))
+    again = written(rerun.prepare_rerun(run, from_step=8))
     assert sorted(path.name for path in (again / "checkpoints").iterdir()) == ["latest", "step-00000008"]
     assert (again / "checkpoints/latest").read_text() == "step-00000008\n"
     copied, original = (one / "checkpoints/step-00000008/state.pt" for one in (again, run))
@@ -356,13 +356,13 @@ def test_a_checkpoint_that_is_not_there_or_not_sound_is_refused(run: Path, step:
     checkpoint(run / "checkpoints", "step-00000004")
     (checkpoint(run / "checkpoints", "step-00000008") / "state.pt").write_bytes(b"weighty")
     with pytest.raises(RunError) as caught:
-        rerun.prepare(run, from_step=step)
+        rerun.prepare_rerun(run, from_step=step)
     assert reason in caught.value.message
 
 
 def test_live_takes_the_folder_as_it_is_now(project: Path, run: Path) -> None:
     (project / "train.py").write_text("print(2)\n")
-    made = rerun.prepare(run, live=True)
+    made = rerun.prepare_rerun(run, live=True)
     assert made.site.snapshot is not None
     assert made.site.snapshot.tree != tree_of(run)
     assert job(made.plan) == config.load_toml(run / "job.toml")

@@ -45,15 +45,15 @@ def test_what_was_not_read_in_time_is_read_for_the_next_page(board: Board, monke
     monkeypatch.setattr(glances, "_READ_S", 0.0)
     read, runs = Glances(), listing.newest_runs(board)
     assert read.seen(runs)[0] == 2
-    assert read.read(runs) == {}
+    assert read.read_all(runs) == {}
     monkeypatch.setattr(glances, "_READ_S", 60.0)
-    assert read.read(runs).keys() == {"gpt-1", "gpt-2"}
+    assert read.read_all(runs).keys() == {"gpt-1", "gpt-2"}
     assert read.seen(runs)[0] == 0
 
 
 def test_a_run_is_read_again_only_when_its_files_grew(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
     read, runs = Glances(), listing.newest_runs(board)
-    assert read.read(runs)["gpt-1"].loss == "not a number"
+    assert read.read_all(runs)["gpt-1"].loss == "not a number"
     opened: list[str] = []
     whole = glances._read
 
@@ -62,9 +62,9 @@ def test_a_run_is_read_again_only_when_its_files_grew(board: Board, monkeypatch:
         return whole(run)
 
     monkeypatch.setattr(glances, "_read", read_and_note)
-    read.read(runs)
+    read.read_all(runs)
     assert opened == []
     with (runs[-1].run_dir / "metrics.jsonl").open("a") as file:
         file.write("\n" + json.dumps({"kind": "step", "step": 5000, "loss": 1.25}))
-    assert read.read(runs)[runs[-1].run_dir.name].loss == "1.25"
+    assert read.read_all(runs)[runs[-1].run_dir.name].loss == "1.25"
     assert opened == [runs[-1].run_dir.name]

@@ -476,7 +476,7 @@ def test_pruning_keeps_what_is_used_or_young(repo: Path, tmp_path: Path) -> None
     # A file's name may be linked to by another machine at this moment: it goes a day later.
     assert (kept.root / "objects").exists()
     with pytest.raises(RunError, match="is not in"):
-        kept.read(old)
+        kept.read_listing(old)
 
 
 def test_an_object_that_was_left_short_is_made_anew(repo: Path, tmp_path: Path) -> None:
@@ -488,8 +488,8 @@ def test_an_object_that_was_left_short_is_made_anew(repo: Path, tmp_path: Path) 
     write(repo, {"train.py": "another tree\n"})
     tree = put(repo, kept)
     assert (tree / "lib/a.py").read_text() == "a\n"
-    assert kept.damaged(kept.read(tree.parent.name)) == []
-    assert kept.damaged(kept.read(short.parent.parent.parent.name)) == ["lib/a.py"]
+    assert kept.damaged(kept.read_listing(tree.parent.name)) == []
+    assert kept.damaged(kept.read_listing(short.parent.parent.parent.name)) == ["lib/a.py"]
 
 
 def test_a_prune_that_is_killed_leaves_no_half_tree(
@@ -508,16 +508,16 @@ def test_a_prune_that_is_killed_leaves_no_half_tree(
         patch.setattr("kit.snapshots.store.shutil.rmtree", killed)
         kept.prune(set())
     assert not kept.holds(tree.name)
-    assert kept.damaged(kept.read(put(repo, kept).parent.name)) == []
+    assert kept.damaged(kept.read_listing(put(repo, kept).parent.name)) == []
 
 
 def test_a_damaged_listing_is_refused(repo: Path, tmp_path: Path) -> None:
     kept = Store(tmp_path / "s")
     tree = put(repo, kept).parent
-    assert kept.read(tree.name).by_path.keys() == paths(repo)
+    assert kept.read_listing(tree.name).by_path.keys() == paths(repo)
     (tree / "listing").write_text("x")
     with pytest.raises(RunError, match="damaged"):
-        kept.read(tree.name)
+        kept.read_listing(tree.name)
 
 
 def test_a_workspace_of_a_job_leaves_out_its_runs_mounts_logs_and_secrets(tmp_path: Path) -> None:
@@ -529,7 +529,7 @@ def test_a_workspace_of_a_job_leaves_out_its_runs_mounts_logs_and_secrets(tmp_pa
     folder = write(tmp_path / "p", dict.fromkeys(("train.py", "data/x", "logs/x-7.out", "logs/a.py", "big/x.bin"), ""))
     write(folder, {".env": "TOKEN=1\n", ".kitignore": "/big\n", "clusters/c.toml": "", "runs/r/manifest.json": ""})
     job = write_job(folder, text)
-    made = prepare_run.prepare(job, cluster="local", overrides=[], containers=False)
+    made = prepare_run.prepare_job(job, cluster="local", overrides=[], containers=False)
     assert made.scan is not None
     assert made.scan.tree.by_path.keys() == {"train.py", "logs/a.py", ".kitignore", "clusters/c.toml", "job.toml"}
     assert [(one.key, one.problem.partition(" and ")[0]) for one in made.warnings] == [
@@ -537,18 +537,18 @@ def test_a_workspace_of_a_job_leaves_out_its_runs_mounts_logs_and_secrets(tmp_pa
     ]
     assert f"KIT_TREE={made.scan.tree.hash}" in made.plan.text_of("batch.sh")
     assert not list((folder / "runs").glob(".snapshots*"))  # planning writes nothing
-    live = prepare_run.prepare(job, cluster="local", overrides=["snapshot=false"], containers=False)
+    live = prepare_run.prepare_job(job, cluster="local", overrides=["snapshot=false"], containers=False)
     assert live.plan.decisions.paths.workspace == str(folder)
     write(folder, {".kitignore": "/train.py\n"})
     with pytest.raises(ConfigError, match=r"script: 'train.py' is in .*, and the run would not see it"):
-        prepare_run.prepare(job, cluster="local", overrides=[], containers=False)
+        prepare_run.prepare_job(job, cluster="local", overrides=[], containers=False)
 
 
 def test_a_sweep_of_a_thousand_points_has_one_snapshot(tmp_path: Path) -> None:
     sweep = f"[sweep.grid]\nseed = {[*range(1000)]}\n"
     folder = write(tmp_path / "p", {"train.py": ""})
     job = write_job(folder, f'name = "x"\nlauncher = "ddp"\nscript = "train.py"\n{sweep}')
-    made = sweeps.prepare(job, cluster="local", containers=False)
+    made = sweeps.prepare_sweep(job, cluster="local", containers=False)
     assert len(made.points) == 1000
     assert {made.runs[point].site.snapshot for point in (0, 500, 999)} == {made.first.site.snapshot}
     assert made.first.site.snapshot is not None
@@ -557,7 +557,7 @@ def test_a_sweep_of_a_thousand_points_has_one_snapshot(tmp_path: Path) -> None:
 def test_a_batch_script_of_ones_own_finds_the_copy_made(tmp_path: Path) -> None:
     write(tmp_path / "p", {"train.py": "one\n", "own.sbatch": "#!/bin/bash\n"})
     text = 'name = "x"\nlauncher = "ddp"\nscript = "train.py"\nslurm.template = "own.sbatch"\n'
-    made = prepare_run.prepare(write_job(tmp_path / "p", text), cluster="local", overrides=[], containers=False)
+    made = prepare_run.prepare_job(write_job(tmp_path / "p", text), cluster="local", overrides=[], containers=False)
     workspace.keep(made.scan, made.plan)
     (run := tmp_path / "run").mkdir()
     (run / "state").mkdir()

@@ -77,7 +77,7 @@ def test_the_nodes_and_the_commands_judge_alike(tmp_path: Path, given: list[tupl
         line = f"{role}@{rank} {step} {phase} {NOW - idle} {took} {every} {longest} 0 0 {slowest}"
         reports["n1" if rank % 2 else "n2"].append(line)
     run = looks(tmp_path, **{node: "\t".join(lines) for node, lines in reports.items() if lines})
-    ranks = progress.read(run, 7, now=NOW)
+    ranks = progress.read_ranks(run, 7, now=NOW)
     furthest, *stall = judged(run)
     assert furthest == ["furthest", str(max(one.step for one in ranks))]
     # Roles are looked at in the order of their ranks here, and of the nodes' files there.
@@ -104,7 +104,7 @@ def test_who_waits_for_whom(tmp_path: Path) -> None:
 def test_reports_of_an_earlier_attempt_are_no_stall(tmp_path: Path) -> None:
     run = looks(tmp_path, n1=f"@0 9 compute {NOW - 60} 1.0 1 1.0 0.0")
     assert judged(run, since=NOW - 30) == [["furthest", "9"]]
-    assert progress.read(run, 7, now=NOW, since=NOW - 30) == []
+    assert progress.read_ranks(run, 7, now=NOW, since=NOW - 30) == []
 
 
 def test_a_limit_in_seconds_holds_for_every_phase(tmp_path: Path) -> None:
@@ -117,19 +117,19 @@ def test_a_limit_in_seconds_holds_for_every_phase(tmp_path: Path) -> None:
 def test_a_step_that_was_long_before_may_be_long_again(tmp_path: Path) -> None:
     run = looks(tmp_path, n1=f"@0 9 compute {NOW - 60} 1.0 1 40.0 0.0")
     assert judged(run) == [["furthest", "9"]]
-    assert progress.stall(progress.read(run, 7, now=NOW)) is None
+    assert progress.stall(progress.read_ranks(run, 7, now=NOW)) is None
 
 
 def test_what_is_left_after_the_first_rank_has_ended_may_write_for_longer(tmp_path: Path) -> None:
     run = looks(tmp_path, n1=f"@0 9 compute {NOW - 60} 1.0 1 1.0 0.0", n2=f"@1 9 end {NOW - 60} 1.0 1 1.0 0.0")
     assert judged(run) == [["furthest", "9"]]
-    assert progress.stall(progress.read(run, 7, now=NOW)) is None
+    assert progress.stall(progress.read_ranks(run, 7, now=NOW)) is None
 
 
 def test_a_collector_that_was_killed_is_no_stall(tmp_path: Path) -> None:
     run = looks(tmp_path, n1=f"@0 9 compute {NOW - 1} 1.0 1 1.0 0.0", n2=f"@1 9 compute {NOW - 1} 1.0 1 1.0 0.0")
     assert judged(run, now=NOW + 900) == [["furthest", "9"]], "all of them: the monitor's step is gone"
-    assert progress.stall(progress.read(run, 7, now=NOW + 900)) is None
+    assert progress.stall(progress.read_ranks(run, 7, now=NOW + 900)) is None
 
 
 def test_nothing_moves_on_any_node(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_nothing_moves_on_any_node(tmp_path: Path) -> None:
 )
 def test_a_straggler_is_told_from_a_stall(tmp_path: Path, waited: tuple[float, ...], named: int | None) -> None:
     lines = [f"@{rank} 9 compute {NOW - 1} 3.0 1 3.0 {time}" for rank, time in enumerate(waited)]
-    ranks = progress.read(looks(tmp_path, n1="\t".join(lines)), 7, now=NOW)
+    ranks = progress.read_ranks(looks(tmp_path, n1="\t".join(lines)), 7, now=NOW)
     assert progress.stall(ranks) is None
     found = progress.straggler(ranks)
     assert (found[0].rank if found else None) == named
@@ -161,7 +161,7 @@ def test_a_straggler_is_told_from_a_stall(tmp_path: Path, waited: tuple[float, .
 def test_a_straggler_that_reads_is_said_to(tmp_path: Path, read: tuple[float, ...], says: bool) -> None:
     """Of a step of 3 s the others wait 1.5: what it does beyond them decides, not what it does in all."""
     lines = [f"@{n} 9 compute {NOW - 1} 3.0 1 3.0 {0 if n == 1 else 1.5} {s} 0" for n, s in enumerate(read)]
-    ranks = progress.read(looks(tmp_path, n1="\t".join(lines)), 7, now=NOW)
+    ranks = progress.read_ranks(looks(tmp_path, n1="\t".join(lines)), 7, now=NOW)
     assert (found := progress.straggler(ranks)) is not None
     assert found[0].rank == 1
     assert progress.reads(found[0], ranks) is says
@@ -223,7 +223,7 @@ def test_the_culprit_is_the_rank_that_is_not_where_the_others_are(
     shutil.rmtree(run / "state" / "stall-1")
     for rank in range(8):
         rank_file(run, rank, **({"frames": SUM} if rank != 5 else culprit))
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     found = explain(Record(status=one))
     assert found.rule == rule, found
     assert re.search(says, found.line), found.line
@@ -235,7 +235,7 @@ def test_evidence_that_was_cut_off_is_no_traceback(tmp_path: Path) -> None:
     run = shutil.copytree(WHY, tmp_path / "stall-ended")
     for path in (run / "state" / "stall-1").iterdir():
         path.write_bytes(path.read_bytes()[:90] + b"\xff\x00")
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     assert explain(Record(status=one)).rule.startswith("stall")
 
 
@@ -246,7 +246,7 @@ def test_what_all_ranks_of_a_role_wait_for_may_be_another_role(tmp_path: Path) -
     for rank in range(4):
         rank_file(run, rank, "should_commit@/w/quorum.py")
     rank_file(run, 0, "", state="T", wchan="do_signal_stop", role="lighthouse")
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     found = explain(Record(status=one))
     assert found.rule == "stall-stopped", found
     assert "role lighthouse: rank 0 (n0) is stopped" in found.line
@@ -264,7 +264,7 @@ def test_a_node_without_evidence_is_the_culprit_once_all_had_their_time(tmp_path
         (run / "monitor" / f"slurm-{job}.n{node}.progress").write_text(f"{now}\t{lines}\n", encoding="utf-8")
     for rank in range(2):
         rank_file(run, rank, SUM)
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     assert explain(Record(status=one)).rule != "stall-unreachable", "the other node may still answer"
     (run / "state" / "stall-1" / "complete").touch()
     found = explain(Record(status=one))
@@ -277,7 +277,7 @@ def test_a_rank_that_waits_for_one_that_saves_is_no_stall(tmp_path: Path) -> Non
     waits = "\t".join(f"@{rank} 9 communicate {NOW - 40} 1.0 1 1.0 0.5 0 0" for rank in range(1, 4))
     for before, rule in (("0", None), ("30", None), ("0.5", "stalled-phase")):
         run = looks(tmp_path, n1=f"@0 9 save {NOW - 40} 1.0 1 1.0 0.5 0 {before}\t{waits}")
-        found = progress.stall(progress.read(run, 7, now=NOW))
+        found = progress.stall(progress.read_ranks(run, 7, now=NOW))
         assert (found.rule.id if found else None) == rule, before
         assert [line[0] for line in judged(run)[1:]] == ([rule] if rule else [])
 
@@ -289,7 +289,7 @@ def test_a_clock_that_is_wrong_makes_no_stall(tmp_path: Path) -> None:
     path = run / "monitor" / "slurm-7.n2.progress"
     path.write_text(f"{ahead}\t@1 9 compute {ahead - 1} 1.0 1 1.0 0.5 0 0\n", encoding="utf-8")
     os.utime(path, (NOW, NOW))
-    ranks = progress.read(run, 7, now=NOW)
+    ranks = progress.read_ranks(run, 7, now=NOW)
     assert [progress.clock_is_wrong(one) for one in ranks] == [False, True]
     assert progress.stall(ranks) is None
     files = [str(one) for one in sorted((run / "monitor").iterdir())]
@@ -324,7 +324,7 @@ def observed(folder: Path, rule: str, phase: str, *, node: str = "n2", rank: str
 
 
 def why(run: Path, *, ended: bool = True) -> Answer:
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     record = Record(status=one)
     found = explain(record) if ended else stall_rules.live(record)
     assert found is not None

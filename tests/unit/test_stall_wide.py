@@ -62,7 +62,7 @@ def evidence(run: Path, ranks: int, stopped: int) -> None:
 
 
 def answer(run: Path) -> Answer:
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     return explain(Record(status=one))
 
 
@@ -95,7 +95,7 @@ def test_who_is_not_read_has_not_been_silent(run: Path, monkeypatch: pytest.Monk
     found = answer(run)
     assert found.rule not in {"stall-unreachable", "stall-unanswered"}, found
     evidence(run, 2_000, stopped=1_500)
-    told = stall_evidence.read(run, run / "state" / "stall-1", first=("", "1500"))
+    told = stall_evidence.read_evidence(run, run / "state" / "stall-1", first=("", "1500"))
     assert (len(told.ranks), len(told.answered)) == (100, 2_000)
     assert told.ranks[-1].rank == 1_500, "the rank that the reports name is read first"
 
@@ -108,7 +108,7 @@ def test_what_is_kept_of_ten_thousand_ranks_is_mostly_what_they_have_in_common(r
     for rank in range(1_000):
         (run / "state" / "stall-1" / f"rank-{rank}.txt").write_text(text.replace("rank 0\n", f"rank {rank}\n"))
     tracemalloc.start()
-    told = stall_evidence.read(run, run / "state" / "stall-1")
+    told = stall_evidence.read_evidence(run, run / "state" / "stall-1")
     kept, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert len(told.ranks) == 1_000
@@ -197,7 +197,7 @@ def test_the_nodes_judge_thousands_of_ranks_as_the_commands_do(tmp_path: Path, r
         )
         nodes[f"n{first}"] = "\t".join(reports)
     run = looks(tmp_path, **nodes)
-    found = progress.stall(progress.read(run, 7, now=NOW))
+    found = progress.stall(progress.read_ranks(run, 7, now=NOW))
     assert found is not None
     assert ranks / 4 < len(found.stalled) < ranks
     (rule, _, _, _, _, _, _, _, count, _) = judged(run)[1]
@@ -229,7 +229,7 @@ def test_top_shows_the_rank_that_thousands_wait_for(run: Path, ranks: int) -> No
             for rank in range(node * A_NODE, (node + 1) * A_NODE)
         )
         (run / "monitor" / f"slurm-{job}.n{node}.progress").write_text(f"{now}\t{lines}\n", encoding="utf-8")
-    (one,) = status.of([run], queue=lambda cluster: {})
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
     table = top._table(dataclasses.replace(one, state="RUNNING"))
     assert (next(iter(table.columns[0].cells)), next(iter(table.columns[6].cells))) == (str(late), "others wait for it")
     assert table.row_count == 200

@@ -30,13 +30,13 @@ def run_dir(tmp_path: Path) -> Path:
     folder = tmp_path / "runs" / "digits-1"
     (folder / "state").mkdir(parents=True)
     made = plan_of(job, site=make_site(run_dir=folder, containers=False))
-    of = manifest.of(made, job_file=job, user="ada", now=SUBMITTED, slurm_version="22.05")
+    of = manifest.make_manifest(made, job_file=job, user="ada", now=SUBMITTED, slurm_version="22.05")
     of.model_copy(update={"job_id": 7}).write(RunPaths(folder).manifest)
     return folder
 
 
 def state(run_dir: Path) -> str:
-    (found,) = status.of([run_dir], queue=lambda cluster: {})
+    (found,) = status.read_statuses([run_dir], queue=lambda cluster: {})
     return found.state
 
 
@@ -53,8 +53,8 @@ def test_a_forgotten_run_is_what_it_said_last(run_dir: Path) -> None:
 
 def test_a_run_without_a_container_has_no_image(run_dir: Path) -> None:
     """Its job may name one: a launcher does by default."""
-    assert manifest.read(RunPaths(run_dir).manifest).image_name == "train-cpu"
-    assert run_facts.read(run_dir).image_name is None
+    assert manifest.read_manifest(RunPaths(run_dir).manifest).image_name == "train-cpu"
+    assert run_facts.read_facts(run_dir).image_name is None
 
 
 def test_a_run_that_was_cancelled_while_it_waited(run_dir: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_run_that_was_preempted_once_and_ended_well_later_is_completed(run_dir
     ended: dict[JobId, QueuedJob] = {
         7: QueuedJob(job_id=7, state="PREEMPTED", reason="None", nodes="n1", elapsed="0:30")
     }
-    (found,) = status.of([run_dir], queue=lambda cluster: ended)
+    (found,) = status.read_statuses([run_dir], queue=lambda cluster: ended)
     assert found.state == state
 
 
@@ -149,7 +149,7 @@ def test_a_run_without_an_end_stays_one_at_the_second_look(run_dir: Path) -> Non
         json.dumps({"event": "start", "job_id": "7", "nodes": "n1", "restart": "0"}) + "\n"
     )
     ended: dict[JobId, QueuedJob] = {7: QueuedJob(job_id=7, state="FAILED", reason="None", nodes="n1", elapsed="0:30")}
-    (found,) = status.of([run_dir], queue=lambda cluster: ended)
+    (found,) = status.read_statuses([run_dir], queue=lambda cluster: ended)
     assert found.exit_code is None
     assert "it recorded no end" in found.reason
 
@@ -211,7 +211,7 @@ def test_a_colleagues_run_on_a_cluster_that_cannot_be_asked_is_unknown(
     of_another: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("kit.hosts.local.LocalHost.is_up", lambda _host: False)
-    (found,) = status.of([of_another], queue=lambda _cluster: {})
+    (found,) = status.read_statuses([of_another], queue=lambda _cluster: {})
     assert found.state == "UNKNOWN"
     assert "does not show you" in found.reason
 

@@ -85,7 +85,7 @@ def test_the_job_is_found(tmp_path: Path, answer: str) -> None:
     site = Site(tmp_path, answer)
     assert site.submit() == 1
     assert len(site.jobs) == 1
-    known = submission.read(site.note)
+    known = submission.read_intent(site.note)
     assert known is not None
     assert site.jobs[0].endswith(f"|kit:{known.mark}")
 
@@ -113,7 +113,7 @@ def test_an_open_answer_is_not_called_a_refusal(tmp_path: Path) -> None:
     site = Site(tmp_path, f"take; {TIMED_OUT}", squeue=TIMED_OUT)
     with pytest.raises(UnconfirmedError, match=r"(?s)submit not confirmed.*timed out.*its folder is kept"):
         site.submit()
-    assert submission.read(site.note) is not None
+    assert submission.read_intent(site.note) is not None
 
 
 def test_a_controller_that_is_not_there_got_nothing(tmp_path: Path) -> None:
@@ -145,7 +145,7 @@ def test_an_earlier_job_of_the_script_is_another_one(tmp_path: Path) -> None:
 def open_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Site]:
     """A run without a job in its record; whether Slurm has it is not known. Its submitter is gone."""
     paths = RunPaths(run_dir)
-    manifest.read(paths.manifest).model_copy(update={"job_id": None}).write(paths.manifest)
+    manifest.read_manifest(paths.manifest).model_copy(update={"job_id": None}).write(paths.manifest)
     site = Site(tmp_path, f"take; {TIMED_OUT}", squeue=TIMED_OUT)
     site.note = paths.submission
     with pytest.raises(UnconfirmedError):
@@ -157,7 +157,7 @@ def open_run(run_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def seen(run: Path) -> status.Status:
-    (one,) = status.of([run], queue=lambda _: {})
+    (one,) = status.read_statuses([run], queue=lambda _: {})
     return one
 
 
@@ -178,7 +178,7 @@ def test_an_open_run_is_settled_once_slurm_answers(
     assert one.reason.startswith("submit not confirmed: squeue could not be asked")
     site.tool("squeue", SQUEUE)
     assert seen(run).job_id == 1
-    assert manifest.read(RunPaths(run).manifest).job_id == 1
+    assert manifest.read_manifest(RunPaths(run).manifest).job_id == 1
     assert not RunPaths(run).submission.exists()
     assert "Slurm had taken it, as job 1" in capsys.readouterr().err
 
@@ -188,7 +188,7 @@ def test_a_run_that_began_tells_its_job_itself(open_run: tuple[Path, Site]) -> N
     start = {"event": "start", "job_id": 1, "nodes": "n1", "restart": 0}
     RunPaths(run).events.write_text(f"{json.dumps(start)}\n")
     assert seen(run).job_id == 1
-    assert manifest.read(RunPaths(run).manifest).job_id == 1
+    assert manifest.read_manifest(RunPaths(run).manifest).job_id == 1
 
 
 def test_a_run_that_slurm_does_not_have(open_run: tuple[Path, Site]) -> None:
@@ -207,10 +207,10 @@ def test_a_resume_that_was_cut_off_is_found(open_run: tuple[Path, Site]) -> None
     """Its record still has the job before."""
     run, site = open_run
     paths = RunPaths(run)
-    manifest.read(paths.manifest).model_copy(update={"job_id": 7}).write(paths.manifest)
+    manifest.read_manifest(paths.manifest).model_copy(update={"job_id": 7}).write(paths.manifest)
     site.tool("squeue", SQUEUE)
     assert seen(run).job_id == 1
-    assert manifest.read(paths.manifest).earlier_job_ids == (7,)
+    assert manifest.read_manifest(paths.manifest).earlier_job_ids == (7,)
 
 
 def test_while_the_submitter_is_alive_nothing_is_changed(
@@ -219,7 +219,7 @@ def test_while_the_submitter_is_alive_nothing_is_changed(
     run, site = open_run
     monkeypatch.undo()
     site.tool("squeue", SQUEUE)
-    assert open_submissions.settle([(run, run_facts.read(run))]) == {}
+    assert open_submissions.settle([(run, run_facts.read_facts(run))]) == {}
     known = json.loads(RunPaths(run).submission.read_text())
     assert f"~{os.getpid()}~" in known["owner"]
 

@@ -39,7 +39,7 @@ class Login:
         }  # fmt: skip
         text = shell_program.text("submit", constants, mark="MARK", path=str(self.bin))
         said = shell.exchange(["sh"], [text.encode()]).stdout.partition(b"\nMARK\n")[2]
-        reply = answers.read(gzip.decompress(said), stderr="")
+        reply = answers.read_reply(gzip.decompress(said), stderr="")
         return reply.texts["result"], reply.texts["said"]
 
     @property

@@ -10,7 +10,7 @@ from kit.record import manifest
 from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
 from kit.sweeps import find, lost_arrays
-from kit.sweeps.record import SweepPaths, read
+from kit.sweeps.record import SweepPaths, read_sweep
 from tests.unit.test_sweep_results import write_sweep
 
 
@@ -19,7 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three points in two arrays that Slurm may have; neither the record nor a manifest names a job."""
     made = write_sweep(tmp_path, [({"a": n}, [], None) for n in range(3)])
     paths = SweepPaths(made)
-    read(made).model_copy(update={"arrays": ()}).write(paths)
+    read_sweep(made).model_copy(update={"arrays": ()}).write(paths)
     for number, members in ((0, (2, 0)), (1, (1,))):
         (paths.arrays / str(number)).mkdir(parents=True)
         (paths.arrays / str(number) / "batch.sh").touch()
@@ -27,7 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             (paths.arrays / str(number) / str(task)).symlink_to(Path("../..") / paths.point(point).relative_to(made))
     for number in range(3):
         path = RunPaths(paths.point(number)).manifest
-        manifest.read(path).model_copy(update={"job_id": None, "array_task": None}).write(path)
+        manifest.read_manifest(path).model_copy(update={"job_id": None, "array_task": None}).write(path)
     monkeypatch.setattr("kit.hosts.local.LocalHost.is_up", lambda _host: True)
     monkeypatch.setattr("kit.hosts.local.LocalHost.env", lambda _host, inherit=(): {})
     return made
@@ -41,7 +41,7 @@ def queue(_: str) -> dict[JobId, QueuedJob]:
 
 
 def states(folder: Path) -> list[str]:
-    found = find.states(folder, read(folder), queue=queue)
+    found = find.states(folder, read_sweep(folder), queue=queue)
     return [find.state_of(found[index]) for index in range(3)]
 
 
@@ -51,8 +51,8 @@ def test_points_of_an_array_that_slurm_has(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {str(script): 41, "/other/arrays/1/batch.sh": 42})
     assert states(folder) == ["PENDING", find.MISSING, "PENDING"]
     assert [one.job_id for one in find.active(folder, queue=queue)] == ["41_1", "41_0"]
-    assert [(one.number, one.job_id, one.members) for one in read(folder).arrays] == [(0, 41, (2, 0))]
-    assert lost_arrays.arrays(SweepPaths(folder), read(folder)) == [1]
+    assert [(one.number, one.job_id, one.members) for one in read_sweep(folder).arrays] == [(0, 41, (2, 0))]
+    assert lost_arrays.arrays(SweepPaths(folder), read_sweep(folder)) == [1]
 
 
 def test_without_a_slurm_nothing_is_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,5 +70,5 @@ def test_listing_runs_finds_them_too(folder: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {str(script): 41})
     points = [SweepPaths(folder).point(number) for number in range(3)]
     assert lost_arrays.noted([*points, folder.parent / "points" / "stray"])
-    assert manifest.read(RunPaths(points[0]).manifest).slurm_id == "41_1"
+    assert manifest.read_manifest(RunPaths(points[0]).manifest).slurm_id == "41_1"
     assert not lost_arrays.noted(points), "the other array is not in Slurm"

@@ -8,8 +8,8 @@ import pytest
 
 from kit.errors import ConfigError, UsageError
 from kit.planning.plan import plan
-from kit.submission.prepare_run import prepare as prepare_job
-from kit.sweeps.prepare import PreparedSweep, prepare
+from kit.submission.prepare_run import prepare_job
+from kit.sweeps.prepare import PreparedSweep, prepare_sweep
 from kit.sweeps.record import RecordedPoint, SweepRecord
 from kit.sweeps.shared_plans import kind_of
 from tests.support import write_job
@@ -20,7 +20,9 @@ JOB = 'name = "digits"\nlauncher = "ddp"\nargs = ["--epochs", "3"]\n[resources]\
 def prepared(
     folder: Path, sweep: str, *, overrides: tuple[str, ...] = (), into: SweepRecord | None = None
 ) -> PreparedSweep:
-    return prepare(write_job(folder, JOB + sweep), cluster="here", overrides=overrides, into=into, containers=False)
+    return prepare_sweep(
+        write_job(folder, JOB + sweep), cluster="here", overrides=overrides, into=into, containers=False
+    )
 
 
 @pytest.fixture(autouse=True)

@@ -324,7 +324,7 @@ def test_what_was_read_once_is_kept_until_the_run_writes_again(tmp_path: Path, m
     monkeypatch.setattr(metrics, "records", records)
 
     def ask(reduce: run_metrics_cache.Reduce) -> dict[str, float]:
-        return run_metrics_cache.of(tmp_path / "points", ["a.0", "a.1"], reduce=reduce)["a.0"].values
+        return run_metrics_cache.read_run_numbers(tmp_path / "points", ["a.0", "a.1"], reduce=reduce)["a.0"].values
 
     assert (ask("last"), ask("max"), ask("min")) == ({"loss": 2.0}, {"loss": 3.0}, {"loss": 2.0})
     assert read.count(str(file.parent)) == 1

@@ -15,7 +15,7 @@ from kit.hosts import whole_folder
 from kit.record import manifest
 from kit.schema.run_paths import RunPaths
 from kit.schema.sweep import Distribution, Halving, Search, Sweep, Value
-from kit.sweeps.prepare import PreparedSweep, prepare
+from kit.sweeps.prepare import PreparedSweep, prepare_sweep
 from kit.sweeps.record import SweepPaths, SweepRecord
 from kit.sweeps.search import apply_chosen_values, halving, on_node, search_trials
 from kit.sweeps.search.search_trials import SearchTrial, State
@@ -42,7 +42,7 @@ def _cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(tmp_path: Path, text: str = SEARCH) -> PreparedSweep:
-    return prepare(write_job(tmp_path, JOB + text), cluster="here", containers=False)
+    return prepare_sweep(write_job(tmp_path, JOB + text), cluster="here", containers=False)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_a_point_gets_values_in_its_program_its_job_and_its_manifest(tmp_path: P
     job = tomllib.loads((first / "job.toml").read_text())
     assert job["args"][-2:] == ["--lr", str(values["args.--lr"])]
     assert job["env"]["WIDTH"] == str(values["env.WIDTH"])
-    assert manifest.read(RunPaths(first).manifest).point == values
+    assert manifest.read_manifest(RunPaths(first).manifest).point == values
     assert (second / "program.sh").read_text() == before
     kept = {path: path.read_bytes() for path in (first / "program.sh", first / "job.toml", first / "manifest.json")}
     assert on_node.main(["ask", str(first)]) == 0
@@ -238,7 +238,7 @@ def test_the_same_points_and_the_same_seed_give_the_same_values() -> None:
 
 def test_the_first_points_fill_the_space_evenly() -> None:
     """Of ten points each half of a side has about five, and every fifth of it one: what draws at random rarely have."""
-    places = [search_space.of(search().keys).spread(index, 7) for index in range(10)]
+    places = [search_space.make_space(search().keys).spread(index, 7) for index in range(10)]
     for axis in range(3):
         halves = sum(place[axis] < 0.5 for place in places)
         assert 4 <= halves <= 6
@@ -252,7 +252,7 @@ def test_values_and_their_places() -> None:
         "args.--c": Distribution(choice=(1, True, "x", (1, 2))),
         "args.--d": Distribution(log_uniform=(1, 8), integer=True),
     }
-    space = search_space.of(keys)
+    space = search_space.make_space(keys)
     rng = np.random.default_rng(0)
     drawn = [space.values(place) for place in rng.uniform(size=(300, 4))]
     assert {one["args.--b"] for one in drawn} == set(range(-3, 6))
@@ -310,7 +310,7 @@ def test_beyond_what_a_model_is_good_for_the_other_sampler_is_asked(monkeypatch:
     many = [SearchTrial(index=n, state="complete", values=values, reached=(1.0,)) for n in range(301)]
     wide = Search(count=9, keys={f"args.--k{n}": Distribution(uniform=(0, 1)) for n in range(21)})
     monkeypatch.setattr("kit.sweeps.search.expected_improvement.following", lambda *_: pytest.fail("a model was asked"))
-    monkeypatch.setattr("kit.sweeps.search.search_space.of", lambda *_: pytest.fail("a model was asked"))
+    monkeypatch.setattr("kit.sweeps.search.search_space.make_space", lambda *_: pytest.fail("a model was asked"))
     assert len(suggest.following(search(), ["min"], many, 301)) == 3
     assert len(suggest.following(wide, ["min"], [], 0)) == 21
     assert len(suggest.following(search(objectives={"a": "min", "b": "max"}), ["min", "max"], [], 0)) == 3

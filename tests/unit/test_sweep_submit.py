@@ -11,8 +11,8 @@ import pytest
 from kit import shell
 from kit.errors import JobRefusedError, UsageError
 from kit.sweeps import submit as sending
-from kit.sweeps.prepare import PreparedSweep, prepare
-from kit.sweeps.record import SweepPaths, read
+from kit.sweeps.prepare import PreparedSweep, prepare_sweep
+from kit.sweeps.record import SweepPaths, read_sweep
 from tests.support import write_job
 from tests.unit.host_lab import HereConnection, Lab, lab
 
@@ -26,7 +26,7 @@ SWEEP = "[sweep.grid]\nargs.--lr = [1e-5, 0.25, -3, 'plain', 'a b']\nresources.n
 
 def prepared(lab: Lab, sweep: str = SWEEP, **options: object) -> PreparedSweep:
     path = write_job(lab.folder, JOB + sweep)
-    return prepare(path, cluster="there", containers=False, now=NOON, **options)  # type: ignore[arg-type]
+    return prepare_sweep(path, cluster="there", containers=False, now=NOON, **options)  # type: ignore[arg-type]
 
 
 def manifest_of(point: Path) -> dict[str, object]:
@@ -37,7 +37,7 @@ def test_each_point_has_its_place_and_its_job(lab: Lab) -> None:
     ready = prepared(lab)
     record = sending.submit(ready, now=NOON)
     paths = SweepPaths(lab.runs / ready.folder.name)
-    assert read(paths.root) == record
+    assert read_sweep(paths.root) == record
     assert [(one.number, one.job_id, len(one.members)) for one in record.arrays] == [(0, 1, 5), (1, 2, 5)]
     assert [(paths.arrays / name / "job").read_text() for name in ("0", "1")] == ["1\n", "2\n"]
     assert len([*paths.points.iterdir()]) == 2, "the others wait for their start"
@@ -56,7 +56,7 @@ def test_points_are_submitted_again_in_the_same_folder(lab: Lab) -> None:
     ready = prepared(lab, "[sweep.grid]\nenv.A = ['1', '2', '3']\n", into=first)
     record = sending.resubmit(ready, first, [1, 2], now=NOON)
     paths = SweepPaths(lab.runs / first.sweep_id)
-    assert read(paths.root) == record
+    assert read_sweep(paths.root) == record
     assert [(one.number, one.job_id, one.members) for one in record.arrays] == [(0, 1, (0, 1)), (1, 2, (1, 2))]
     jobs = [(manifest_of(paths.point(n))["job_id"], manifest_of(paths.point(n))["array_task"]) for n in range(3)]
     assert jobs == [(1, 0), (2, 0), (2, 1)]
@@ -78,7 +78,7 @@ def test_a_lost_answer_makes_no_second_array(lab: Lab, monkeypatch: pytest.Monke
     record = sending.submit(ready, now=NOON)
     assert [one.job_id for one in record.arrays] == [1, 2]
     assert len(lab.calls("jobs")) == 2
-    assert read(lab.runs / ready.folder.name) == record
+    assert read_sweep(lab.runs / ready.folder.name) == record
 
 
 @pytest.mark.parametrize("lab", ["ssh"], indirect=True)

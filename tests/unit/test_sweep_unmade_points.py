@@ -27,8 +27,8 @@ from kit.submission import cancel
 from kit.sweeps import find, lost_arrays, point_templates
 from kit.sweeps import submit as sending
 from kit.sweeps.points.program_options import text
-from kit.sweeps.prepare import PreparedSweep, prepare
-from kit.sweeps.record import SweepPaths, read
+from kit.sweeps.prepare import PreparedSweep, prepare_sweep
+from kit.sweeps.record import SweepPaths, read_sweep
 from kit.sweeps.results.results import gather
 from tests.support import write_job
 
@@ -59,7 +59,7 @@ def _project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def prepared(folder: Path, sweep: str = SWEEP, *, job: str = JOB) -> PreparedSweep:
-    return prepare(write_job(folder, job + sweep), cluster="here", containers=False, now=NOON)
+    return prepare_sweep(write_job(folder, job + sweep), cluster="here", containers=False, now=NOON)
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_nothing_is_written_for_a_point_but_a_line(made: PreparedSweep) -> None:
     assert [line.split()[:2] for line in lines] == [[str(n), "0"] for n in range(8)]
     assert (paths.arrays / "0/job").read_text() == "41\n"
     assert f"--output={paths.arrays}/0/logs/%a.log\n" in (paths.arrays / "0/batch.sh").read_text()
-    assert read(made.folder).arrays[0].members == tuple(range(8))
+    assert read_sweep(made.folder).arrays[0].members == tuple(range(8))
 
 
 def test_a_started_point_has_the_folder_that_kit_sweep_made_before(
@@ -133,7 +133,7 @@ def test_points_with_values_that_a_shell_would_read_have_their_folders_at_once(t
     assert {one.name for one in paths.points.iterdir()} == {paths.name(n) for n in range(5, 12)}
     for number, value in enumerate(hostile, 5):
         assert run_task(ready.folder, number).returncode == 0
-        facts = manifest.read(RunPaths(paths.point(number)).manifest)
+        facts = manifest.read_manifest(RunPaths(paths.point(number)).manifest)
         assert (facts.point["args.--name"], facts.slurm_id) == (value, f"41_{number}")
     assert run_task(ready.folder, 4).returncode == 0
     assert "--name\n    e5\n" in (paths.point(4) / "program.sh").read_text()
@@ -159,7 +159,7 @@ def test_lists_show_points_without_a_folder(made: PreparedSweep, state: str) -> 
         assert {one.facts.job_name for one in found} == {"digits"}
         assert {one.facts.submitted_at for one in found} == {NOON.timestamp()}
     assert len([*SweepPaths(made.folder).points.iterdir()]) == 2, "a list makes no folder"
-    states = find.states(made.folder, read(made.folder), queue=asked)
+    states = find.states(made.folder, read_sweep(made.folder), queue=asked)
     assert [find.state_of(states[n]) for n in range(8)] == [state] * 8
     assert len(find.active(made.folder, queue=asked)) == 8
     page = report([made.folder.name], [made.folder.parent], queue=asked, now=NOON.timestamp() + 60)
@@ -171,14 +171,14 @@ def test_lists_show_points_without_a_folder(made: PreparedSweep, state: str) -> 
 
 def test_a_point_that_never_started_is_submitted_again(made: PreparedSweep) -> None:
     """Its folder is made then, as that of every point which is submitted again."""
-    record = read(made.folder)
+    record = read_sweep(made.folder)
     states = find.states(made.folder, record, queue=lambda _: {})
     assert find.to_retry(states) == list(range(8))
     again = sending.resubmit(made, record, [3, 4], now=NOON)
     assert [array.members for array in again.arrays] == [tuple(range(8)), (3, 4)]
     paths = SweepPaths(made.folder)
     assert {one.name for one in paths.points.iterdir()} == {paths.name(3), paths.name(4)}
-    assert manifest.read(RunPaths(paths.point(4)).manifest).slurm_id == "41_1"
+    assert manifest.read_manifest(RunPaths(paths.point(4)).manifest).slurm_id == "41_1"
 
 
 @pytest.mark.parametrize("by", ["id", "path", "job"])
@@ -186,7 +186,7 @@ def test_a_command_that_names_a_point_makes_its_folder(made: PreparedSweep, by: 
     point = SweepPaths(made.folder).point(6)
     name = {"id": point.name, "path": str(point), "job": "41_6"}[by]
     assert find_runs.find_one(name, [made.folder.parent]) == point
-    assert manifest.read(RunPaths(point).manifest).slurm_id == "41_6"
+    assert manifest.read_manifest(RunPaths(point).manifest).slurm_id == "41_6"
     before = point.stat().st_ino
     assert run_task(made.folder, 6).stdout == str(point)
     assert point.stat().st_ino == before, "the task takes the folder that is there"
@@ -195,11 +195,11 @@ def test_a_command_that_names_a_point_makes_its_folder(made: PreparedSweep, by: 
 def test_before_the_array_is_submitted_no_folder_is_made(made: PreparedSweep) -> None:
     """`kit sweep` may end between the folder and sbatch: then the array is in no queue."""
     (made.folder / "arrays/0/job").unlink()
-    read(made.folder).model_copy(update={"arrays": ()}).write(SweepPaths(made.folder))
+    read_sweep(made.folder).model_copy(update={"arrays": ()}).write(SweepPaths(made.folder))
     point = SweepPaths(made.folder).point(6)
     assert find_runs.find_one(point.name, [made.folder.parent]) == point
     assert not point.exists()
-    (one,) = status.of([point], queue=lambda _: {})
+    (one,) = status.read_statuses([point], queue=lambda _: {})
     assert (one.state, one.job_id) == ("SUBMITTED", None)
 
 
@@ -207,13 +207,13 @@ def test_an_array_that_is_in_no_record_is_found_again(made: PreparedSweep, monke
     """`kit sweep` was killed between sbatch and its record."""
     paths = SweepPaths(made.folder)
     (paths.arrays / "0/job").unlink()
-    read(made.folder).model_copy(update={"arrays": ()}).write(paths)
+    read_sweep(made.folder).model_copy(update={"arrays": ()}).write(paths)
     monkeypatch.setattr("kit.hosts.local.LocalHost.is_up", lambda _host: True)
     monkeypatch.setattr("kit.hosts.local.LocalHost.env", lambda _host, inherit=(): {})
     monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {str(paths.arrays / "0/batch.sh"): 41})
     assert lost_arrays.noted([paths.point(6)])
-    assert read(made.folder).arrays[0].members == tuple(range(8))
-    states = find.states(made.folder, read(made.folder), queue=queue("PENDING"))
+    assert read_sweep(made.folder).arrays[0].members == tuple(range(8))
+    states = find.states(made.folder, read_sweep(made.folder), queue=queue("PENDING"))
     assert [find.state_of(states[n]) for n in range(8)] == ["PENDING"] * 8
 
 
@@ -231,11 +231,11 @@ def test_cancelled_before_it_started(made: PreparedSweep, monkeypatch: pytest.Mo
     cancel.cancel(find.active(made.folder, queue=queue("PENDING")), host=LocalHost(name="local"))
     assert sorted(asked) == [f"41_{task}" for task in range(8)]
     assert [one.name for one in SweepPaths(made.folder).points.iterdir()] == [f"{made.folder.name}.7"]
-    states = find.states(made.folder, read(made.folder), queue=lambda _: {})
+    states = find.states(made.folder, read_sweep(made.folder), queue=lambda _: {})
     assert [find.state_of(states[n]) for n in range(8)] == ["CANCELLED"] * 8
     point = find_runs.find_one(f"{made.folder.name}.3", [made.folder.parent])
     assert RunPaths(point).cancelled_by.read_text().strip()
-    (one,) = status.of([point], queue=lambda _: {})
+    (one,) = status.read_statuses([point], queue=lambda _: {})
     assert one.state == "CANCELLED", "also with a folder"
 
 
@@ -309,7 +309,7 @@ def test_a_disk_that_takes_nothing(made: PreparedSweep, tmp_path: Path, capsys: 
         patch.setenv("PATH", f"{tools}:{os.environ['PATH']}")
         assert find_runs.find_one(point.name, [made.folder.parent]) == point
     assert f"kit: {point.name}: its run folder cannot be made: " in capsys.readouterr().err
-    (one,) = status.of([point], queue=queue("PENDING"))
+    (one,) = status.read_statuses([point], queue=queue("PENDING"))
     assert one.state == "PENDING"
 
 
@@ -319,7 +319,7 @@ def test_the_reason_of_a_point_without_a_run_folder(made: PreparedSweep) -> None
         "cp: No space left on device\nthe run folder of task 1 was not made\n"
     )
     unmade_points.make(SweepPaths(made.folder).point(1))
-    (one,) = status.of([SweepPaths(made.folder).point(1)], queue=queue("FAILED"))
+    (one,) = status.read_statuses([SweepPaths(made.folder).point(1)], queue=queue("FAILED"))
     found = why.explain(Record(status=one))
     assert (found.rule, found.next) == ("point-not-made", "kit sweep --retry")
     assert [evidence.text for evidence in found.evidence] == ["the run folder of task 1 was not made"]
@@ -330,7 +330,7 @@ def test_a_point_of_another_user_is_listed_and_not_made(made: PreparedSweep, mon
     point = SweepPaths(made.folder).point(0)
     assert find_runs.find_one(point.name, [made.folder.parent]) == point
     assert not point.exists()
-    (one,) = status.of([point], queue=queue("RUNNING"))
+    (one,) = status.read_statuses([point], queue=queue("RUNNING"))
     assert (one.state, one.job_id) == ("RUNNING", "41_0")
 
 
@@ -387,5 +387,5 @@ RUNS=$1 KIT_USER=ada
 main
 """
     shell.run(["sh", "-c", cancelling, "sh", str(made.folder.parent)])
-    states = find.states(made.folder, read(made.folder), queue=queue("PENDING", range(5)))
+    states = find.states(made.folder, read_sweep(made.folder), queue=queue("PENDING", range(5)))
     assert [find.state_of(states[n]) for n in range(8)] == ["PENDING"] * 5 + ["CANCELLED", "LOST", "LOST"]

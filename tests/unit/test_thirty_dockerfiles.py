@@ -103,7 +103,7 @@ def planned(repo: Path, one: Case) -> tuple[dockerfile_needs.Dockerfile, set[str
     """What is known before the first step, in the order of `kit build-image`."""
     file = repo / "Dockerfile"
     file.write_text(one.text)
-    needs = dockerfile_needs.read(file, target=None, own_base=True)
+    needs = dockerfile_needs.read_dockerfile(file, target=None, own_base=True)
     buildkit.agree(repo / "image.toml", file, needs, Build())
     files = repository_context.scan(repo, file, needs.steps, without=repo / "containers/x")
     if needs.buildkit is not None:

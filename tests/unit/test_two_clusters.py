@@ -65,7 +65,7 @@ def cluster(project: Path, name: str, more: str = "", *, gpus: int = 0) -> None:
 
 
 def prepared(project: Path, *overrides: str) -> TwoRuns:
-    return two_clusters.prepare(project, ["one", "two"], overrides=overrides, containers=False, now=NOW)
+    return two_clusters.prepare_pair(project, ["one", "two"], overrides=overrides, containers=False, now=NOW)
 
 
 @pytest.mark.parametrize(
@@ -134,13 +134,13 @@ def test_a_job_across_runs_on_one_cluster_as_any_other(project: Path) -> None:
     assert not two_clusters.asked_for(project, ["one"], [])
     assert two_clusters.asked_for(project, ["one", "two"], [])
     assert not two_clusters.asked_for(project, ["one", "two"], ["diloco.across=false"])
-    made = prepare_run.prepare(project / "job.toml", cluster="one", overrides=[], containers=False, now=NOW)
+    made = prepare_run.prepare_job(project / "job.toml", cluster="one", overrides=[], containers=False, now=NOW)
     assert "gate" not in {role.name for role in made.plan.roles}
 
 
 def refusal(project: Path, *names: str) -> str:
     with pytest.raises((ConfigError, UsageError)) as caught:
-        two_clusters.prepare(project, names or ("one", "two"), containers=False, now=NOW)
+        two_clusters.prepare_pair(project, names or ("one", "two"), containers=False, now=NOW)
     return f"{caught.value.message}\n{caught.value.hint}"
 
 
@@ -323,10 +323,10 @@ def half(project: Path, name: str, partner: str, job_id: int) -> Path:
     """A run folder of a training over two clusters."""
     if not (project / "clusters" / f"{name}.toml").exists():
         cluster(project, name)
-    made = prepare_run.prepare(project / "job.toml", cluster=name, overrides=[], containers=False, now=NOW).plan
+    made = prepare_run.prepare_job(project / "job.toml", cluster=name, overrides=[], containers=False, now=NOW).plan
     folder = project / "runs" / f"gpt-{name}"
     (folder / "state").mkdir(parents=True)
-    record = manifest.of(made, job_file=project / "job.toml", user="ada", now=NOW, slurm_version="22.05")
+    record = manifest.make_manifest(made, job_file=project / "job.toml", user="ada", now=NOW, slurm_version="22.05")
     more = {"job_id": job_id, "partner": partner, "run_id": folder.name}
     record.model_copy(update=more).write(RunPaths(folder).manifest)
     return folder
@@ -460,7 +460,7 @@ class Relays:
         return {number: job} if state != "ended" else {}
 
     def restart(self, folder: Path) -> str | None:
-        (one,) = status.of([folder], queue=self.queue)
+        (one,) = status.read_statuses([folder], queue=self.queue)
         return resume.restart_relay(one, queue=self.queue)
 
 
@@ -505,7 +505,7 @@ def test_a_resumed_half_takes_the_token_that_the_other_still_has(project: Path) 
 
 def test_one_half_is_not_run_again_by_itself(project: Path) -> None:
     folder = half(project, "one", "gpt-two", 7)
-    earlier: Any = SimpleNamespace(manifest=manifest.read(RunPaths(folder).manifest))
+    earlier: Any = SimpleNamespace(manifest=manifest.read_manifest(RunPaths(folder).manifest))
     with pytest.raises(RunError, match="one half of a training over two clusters"):
         rerun.prepare_earlier(earlier)
 
@@ -544,7 +544,7 @@ def test_a_relay_that_cannot_start_says_why(project: Path, monkeypatch: pytest.M
 def test_the_other_job_files_know_nothing_of_it(project: Path) -> None:
     """`partner` is in no manifest but those of halves."""
     write(project, across="false")
-    made = prepare_run.prepare(project / "job.toml", cluster="one", overrides=[], containers=False, now=NOW)
+    made = prepare_run.prepare_job(project / "job.toml", cluster="one", overrides=[], containers=False, now=NOW)
     assert made.partner is None
     assert secret.RELAY_TOKEN not in submit.secrets_of(made)
     assert secret.RELAY_TOKEN not in shlex.join(made.plan.argv)

@@ -183,7 +183,7 @@ class Acts:
     def wrong_image(self, lab: Lab, case: Case) -> Path:
         """The image is replaced once the job is in the queue, in a store of the case's own."""
         store = lab.project / "store"
-        digest = image_lock.read(REPO / "containers/train-cpu/image.lock").digest.partition(":")[2]
+        digest = image_lock.read_lock(REPO / "containers/train-cpu/image.lock").digest.partition(":")[2]
         shutil.copytree(
             data_folders.user_data() / "images",
             store,

@@ -71,10 +71,10 @@ def cite(record: Record, pattern: str) -> tuple[Evidence, ...]:
 
 def unfinished(record: Record) -> Answer | None:
     """The answer for a run that waits, runs, or was never started; None if it has ended."""
-    one = record.status
-    if one.state == UNREADABLE:
+    run = record.status
+    if run.state == UNREADABLE:
         advice = "restore the file, or remove the folder; the logs are still there"
-        evidence = (Evidence(file="manifest.json", line=0, text=shown(one.reason)),)
+        evidence = (Evidence(file="manifest.json", line=0, text=shown(run.reason)),)
         return answer(
             record,
             "unreadable",
@@ -84,14 +84,14 @@ def unfinished(record: Record) -> Answer | None:
             then=LOGS,
             evidence=evidence,
         )
-    if one.state == "SUBMITTED":
+    if run.state == "SUBMITTED":
         advice = "the submit was cut off before sbatch answered"
         return answer(
             record, "never-submitted", AGAIN, "it never reached Slurm: it has no job number", advice=advice, then=SUBMIT
         )
-    if one.state == UNKNOWN:
+    if run.state == UNKNOWN:
         # No verdict without evidence: the run may wait, run or have ended.
-        reason = shown(one.reason or "Slurm does not answer").replace("{", "(").replace("}", ")")
+        reason = shown(run.reason or "Slurm does not answer").replace("{", "(").replace("}", ")")
         return answer(
             record,
             "not-known",
@@ -101,10 +101,10 @@ def unfinished(record: Record) -> Answer | None:
             then=STATUS,
             evidence=_newest_line(record),
         )
-    if one.state == "PENDING" or one.state.startswith("REQUEUE"):
+    if run.state == "PENDING" or run.state.startswith("REQUEUE"):
         return _waiting(record)
-    if one.active:
-        stalled = stall_rules.live(record) if one.state == "RUNNING" else None
+    if run.active:
+        stalled = stall_rules.live(record) if run.state == "RUNNING" else None
         return stalled or answer(
             record,
             "running",
@@ -270,10 +270,10 @@ def outside(record: Record) -> Answer | None:
 
 
 def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | None:
-    one = record.status
+    run = record.status
     # A request to end that came later outweighs the lead signal.
     signals = [event.get("name") for event in record.events if event["event"] == "signal"]
-    lead = signals[-1:] == ["USR1"] and one.exit_code is not None
+    lead = signals[-1:] == ["USR1"] and run.exit_code is not None
     if lead and (late := cite(record, r"the ranks did not end within \d+ s after USR1")):
         advice = "save at the signal before the limit (slurm.signal), or give it more time: slurm.lead"
         return answer(
@@ -296,7 +296,7 @@ def _asked_to_end(record: Record, evidence: tuple[Evidence, ...]) -> Answer | No
             then=RESUME,
             evidence=cite(record, "after USR1|got USR1"),
         )
-    if one.state != "CANCELLED" and not (record.has_event("signal", name="TERM") and one.exit_code == 143):
+    if run.state != "CANCELLED" and not (record.has_event("signal", name="TERM") and run.exit_code == 143):
         return None
     waited = not record.events
     if _cancelled_by(record) or not evidence:
@@ -357,8 +357,8 @@ def _slurms_line(record: Record) -> _SlurmsLine:
 
 def silent(record: Record) -> Answer | None:
     """The answer for a run whose batch script recorded no end."""
-    one = record.status
-    if one.state == "LOST":
+    run = record.status
+    if run.state == "LOST":
         advice = "Slurm may have been set up anew, or lost its state; nothing runs any more"
         return answer(
             record,
@@ -369,7 +369,7 @@ def silent(record: Record) -> Answer | None:
             then=RESUME,
             evidence=_last_event(record),
         )
-    if one.exit_code is None and record.events:
+    if run.exit_code is None and record.events:
         advice = "submit again; if it comes back, tell the administrator of node {nodes}"
         line = "the batch script was killed, or its node was lost: it recorded no end"
         return answer(record, "batch-killed", NODE, line, advice=advice, then=RESUME, evidence=_last_event(record))

@@ -41,13 +41,13 @@ def in_kernel(one: RankEvidence) -> Cited | None:
     return None
 
 
-def _loading(one: RankEvidence) -> Cited | None:
-    frame = next((f for f in one.stack if "torch/utils/data/" in f.file), None)
-    if frame is None and one.phase != "data":
+def _loading(rank: RankEvidence) -> Cited | None:
+    frame = next((f for f in rank.stack if "torch/utils/data/" in f.file), None)
+    if frame is None and rank.phase != "data":
         return None
-    opened = next(iter(one.opened()), None)
+    opened = next(iter(rank.opened()), None)
     lines = tuple(at for at in (frame.at if frame else 0, opened[0] if opened else 0) if at)
-    place = one.own
+    place = rank.own
     where = f", at {place.place}" if place else ""
     return Cited(
         lines or ((place.at,) if place else ()), {"file": f", with {shown(opened[1])} open" if opened else where}
@@ -62,13 +62,13 @@ def _saving(one: RankEvidence) -> Cited | None:
     return Cited((found.at,) if found else (), {"place": f", at {found.place}" if found else ""})
 
 
-def _holds_gil(one: RankEvidence) -> Cited | None:
-    first = one.processes[0] if one.processes else None
-    if not one.holds or first is None or first.state != "S" or first.cpu >= _BUSY_PERCENT:
+def _holds_gil(rank: RankEvidence) -> Cited | None:
+    first = rank.processes[0] if rank.processes else None
+    if not rank.holds or first is None or first.state != "S" or first.cpu >= _BUSY_PERCENT:
         return None
-    place = one.own
+    place = rank.own
     return Cited(
-        (one.holds, *([place.at] if place else [])),
+        (rank.holds, *([place.at] if place else [])),
         {"place": f" in {place.place}" if place else "", "wchan": first.wchan},
     )
 

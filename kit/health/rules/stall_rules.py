@@ -40,20 +40,20 @@ _CITED = 8
 def live(record: Record) -> Answer | None:
     """Ranks of a running job that are stalled now, or one that the others wait for at every step."""
     ranks = _reported(record)
-    event, found = _last_stall(record), progress.stall(ranks)
-    if (event or found or not ranks) and (down := _down(record, ranks, event)):
+    event, stall = _last_stall(record), progress.stall(ranks)
+    if (event or stall or not ranks) and (down := _down(record, ranks, event)):
         return down
     if event and (by_evidence := _by_evidence(record, event)):
         slow = event["rule"] == "observed-slow"
         return replace(by_evidence, line=f"it may be slow: {by_evidence.line}") if slow else by_evidence
-    if found is None:
+    if stall is None:
         return _by_event(record, event) if event else _straggles(record, ranks) or _clock(record, ranks)
-    known = {**record.values, **progress.values(found, ranks)}
+    known = {**record.values, **progress.values(stall, ranks)}
     cited = tuple(
         Evidence(file="monitor", line=0, text=f"{one.name}: step {one.step}, {one.phase}, for {one.idle:.0f} s")
-        for one in dict.fromkeys((*found.culprits[:_CITED], *found.stalled[: 2 * _CITED]))
+        for one in dict.fromkeys((*stall.culprits[:_CITED], *stall.stalled[: 2 * _CITED]))
     )
-    return _filled(found.rule, known, cited[:_CITED])
+    return _filled(stall.rule, known, cited[:_CITED])
 
 
 def _down(record: Record, ranks: Sequence[progress.Rank], stall: dict[str, object] | None) -> Answer | None:
@@ -116,7 +116,7 @@ def ended(record: Record) -> Answer | None:
 
 def _reported(record: Record) -> list[progress.Rank]:
     """The reports of the ranks since their last start."""
-    return progress.read(record.run_dir, record.status.job_id, since=progress.begun(record.events))
+    return progress.read_ranks(record.run_dir, record.status.job_id, since=progress.begun(record.events))
 
 
 def _by_event(record: Record, event: dict[str, object]) -> Answer:
@@ -149,20 +149,24 @@ def _by_evidence(record: Record, event: dict[str, object]) -> Answer | None:
     """An answer from each rank's place at the alarm; None if the places do not explain it."""
     role, rank = str(event.get("role", "")), str(event.get("rank", ""))
     folder = RunPaths(record.run_dir).state / f"stall-{event.get('number')}"
-    gathered = stall_evidence.read(record.run_dir, folder, first=(role, rank))
+    gathered = stall_evidence.read_evidence(record.run_dir, folder, first=(role, rank))
     if _has_no_evidence(event, gathered):
         return None
-    ranks = [one for one in gathered.ranks if one.role == role]
-    sick = any(_stopped_or_in_kernel(one) for one in ranks)
+    ranks = [evidence for evidence in gathered.ranks if evidence.role == role]
+    sick = any(_stopped_or_in_kernel(evidence) for evidence in ranks)
     if not sick and (found := _unreachable(record, role, gathered, folder, UNREACHABLE)):
         return found
-    if not any(stopped(one) or in_kernel(one) for one in ranks) and (found := _by_recorder(record, ranks)):
+    if not any(stopped(evidence) or in_kernel(evidence) for evidence in ranks) and (
+        found := _by_recorder(record, ranks)
+    ):
         return found
     nobody = event["rule"] in {"stalled-together", "stalled-silent", "observed-node"}
-    culprits = _culprits(ranks, [] if nobody else [one for one in ranks if str(one.rank) == rank])
-    if not any(_stopped_or_in_kernel(one) for one in culprits):
+    culprits = _culprits(ranks, [] if nobody else [evidence for evidence in ranks if str(evidence.rank) == rank])
+    if not any(_stopped_or_in_kernel(evidence) for evidence in culprits):
         # All of them may wait for another role, such as a lighthouse or an inference server.
-        culprits = [one for one in gathered.ranks if one.role != role and _stopped_or_in_kernel(one)] or culprits
+        culprits = [
+            evidence for evidence in gathered.ranks if evidence.role != role and _stopped_or_in_kernel(evidence)
+        ] or culprits
     return _why_there(record, culprits, ranks) or _unreachable(record, role, gathered, folder, UNANSWERED)
 
 
@@ -172,20 +176,23 @@ def looked_at(record: Record, texts: Mapping[str, str]) -> Answer | None:
     One look cannot tell work from a stall, so it says only which ranks are elsewhere than the others, which all wait in a
     collective, and for a rank that is stopped or waits in the kernel, that the others wait for it. None if there is no such rank.
     """
-    found = [RankEvidence(file=name, lines=tuple(text.split("\n"))) for name, text in texts.items()]
-    found = [one for one in found if one.rank >= 0]
-    for role in dict.fromkeys(one.role for one in found):
-        ranks = [one for one in found if one.role == role]
+    gathered = [RankEvidence(file=name, lines=tuple(text.split("\n"))) for name, text in texts.items()]
+    gathered = [evidence for evidence in gathered if evidence.rank >= 0]
+    for role in dict.fromkeys(evidence.role for evidence in gathered):
+        ranks = [evidence for evidence in gathered if evidence.role == role]
         culprits = _culprits(ranks, [])
-        blamed = {id(one) for one in culprits}
-        waiting = [one for one in ranks if id(one) not in blamed]
-        if not culprits or len(culprits) > len(waiting) or not all(one.collective for one in waiting):
+        blamed = {id(evidence) for evidence in culprits}
+        waiting = [evidence for evidence in ranks if id(evidence) not in blamed]
+        if not culprits or len(culprits) > len(waiting) or not all(evidence.collective for evidence in waiting):
             continue
         answer = _why_there(record, culprits, ranks)
         if answer is None:
             continue
-        shows = tuple(Evidence(file="kit stacks", line=0, text=f"{one.file}: {one.text}") for one in answer.evidence)
-        if any(_stopped_or_in_kernel(one) for one in culprits):
+        shows = tuple(
+            Evidence(file="kit stacks", line=0, text=f"{evidence.file}: {evidence.text}")
+            for evidence in answer.evidence
+        )
+        if any(_stopped_or_in_kernel(evidence) for evidence in culprits):
             return replace(answer, evidence=shows)
         slow = progress.STALLS["observed-slow"]
         line = f"it may be slow: {answer.line}"
@@ -221,58 +228,60 @@ def _unreachable(record: Record, role: str, gathered: GatheredEvidence, folder: 
     """
     if not gathered.answered or not (folder / "complete").exists():
         return None
-    reported = [one for one in _reported(record) if one.role == role]
-    nodes = gathered.nodes | {one.node for one in reported if (role, one.rank) in gathered.answered}
-    gone = [one for one in reported if one.node not in nodes and one.phase != progress.ENDED]
-    silent = sorted({one.node for one in gone})
-    answered = len({one.node for one in reported} & nodes)
+    reported = [rank for rank in _reported(record) if rank.role == role]
+    nodes = gathered.nodes | {rank.node for rank in reported if (role, rank.rank) in gathered.answered}
+    gone = [rank for rank in reported if rank.node not in nodes and rank.phase != progress.ENDED]
+    silent = sorted({rank.node for rank in gone})
+    answered = len({rank.node for rank in reported} & nodes)
     if not gone or (UNANSWERED if len(silent) > answered else UNREACHABLE) is not rule:
         return None
     known = {**record.values, "culprit": gone[0].name, "rank": gone[0].rank, "node": ", ".join(silent)}
     known |= {"others": sum(of == role for of, _ in gathered.answered), "silent": len(silent), "answered": answered}
     cited = [
         Evidence(
-            file="monitor", line=0, text=f"{one.name}: step {one.step}, {one.phase}; no evidence came from {one.node}"
+            file="monitor",
+            line=0,
+            text=f"{rank.name}: step {rank.step}, {rank.phase}; no evidence came from {rank.node}",
         )
-        for one in gone[:_CITED]
+        for rank in gone[:_CITED]
     ]
     return _filled(rule, known, tuple(cited))
 
 
 def _by_recorder(record: Record, ranks: Sequence[RankEvidence]) -> Answer | None:
     """Ranks that called another collective than the others, or one of another shape."""
-    found = collectives.odd([one.calls for one in ranks])
-    if found is None or found.how == "behind":
+    odd = collectives.odd([culprit.calls for culprit in ranks])
+    if odd is None or odd.how == "behind":
         return None
-    one = ranks[found.places[0]]
-    other = next(r for place, r in enumerate(ranks) if place not in found.places and found.others in r.calls)
+    culprit = ranks[odd.places[0]]
+    other = next(r for place, r in enumerate(ranks) if place not in odd.places and odd.others in r.calls)
     known, _ = _describe(
-        one, Cited((), {}), len(found.places), [r for n, r in enumerate(ranks) if n not in found.places]
+        culprit, Cited((), {}), len(odd.places), [r for n, r in enumerate(ranks) if n not in odd.places]
     )
-    known |= {"own": found.own.what, "where": found.others.what}
+    known |= {"own": odd.own.what, "where": odd.others.what}
     shows = tuple(
         Evidence(file=r.file, line=c.line, text=shown(r.lines[c.line - 1].strip()))
-        for r, c in ((one, found.own), (other, found.others))
+        for r, c in ((culprit, odd.own), (other, odd.others))
     )
-    return _filled(SHAPE if found.how == "shape" else ORDER, {**record.values, **known}, shows)
+    return _filled(SHAPE if odd.how == "shape" else ORDER, {**record.values, **known}, shows)
 
 
 def _culprits(ranks: Sequence[RankEvidence], named: Sequence[RankEvidence]) -> list[RankEvidence]:
     """The ranks that are in another place than most ranks. If the reports name some of these, only the named ones."""
-    sick = [one for one in ranks if _stopped_or_in_kernel(one)]
-    outside = [one for one in ranks if not _waits(one)]
-    waits = Counter(one.collective.function for one in ranks if one.collective)
+    sick = [rank for rank in ranks if _stopped_or_in_kernel(rank)]
+    outside = [rank for rank in ranks if not _waits(rank)]
+    waits = Counter(rank.collective.function for rank in ranks if rank.collective)
     if 0 < len(outside) < len(ranks):
         odd = outside
-    elif (calls := collectives.odd([one.calls for one in ranks])) is not None:
+    elif (calls := collectives.odd([rank.calls for rank in ranks])) is not None:
         odd = [ranks[place] for place in calls.places]
     elif len(waits) > 1:
-        odd = [one for one in ranks if one.collective and one.collective.function != waits.most_common(1)[0][0]]
+        odd = [rank for rank in ranks if rank.collective and rank.collective.function != waits.most_common(1)[0][0]]
     else:
-        places = Counter(one.own.place for one in ranks if one.own)
+        places = Counter(rank.own.place for rank in ranks if rank.own)
         most = places.most_common(1)
         odd = [o for o in ranks if o.own and o.own.place != most[0][0]] if most and most[0][1] * 2 > len(ranks) else []
-    both = [one for one in odd if any(one is other for other in named)]
+    both = [rank for rank in odd if any(rank is other for other in named)]
     return sick or both or odd or list(named)
 
 
@@ -291,24 +300,24 @@ def _is_where_the_others_are(one: RankEvidence, waiting: Sequence[RankEvidence])
 
 
 def _describe(
-    one: RankEvidence, cited: Cited, culprits: int, waiting: Sequence[RankEvidence]
+    culprit: RankEvidence, cited: Cited, culprits: int, waiting: Sequence[RankEvidence]
 ) -> tuple[dict[str, object], tuple[Evidence, ...]]:
     """Values for a rule's placeholders, and the lines that show it: the culprit's, and those of two waiting ranks."""
     where = Counter(r.collective.function for r in waiting if r.collective).most_common(1)
     collective = f" in {where[0][0]}" if where else ""
     others = f"{len(waiting)} {'rank waits' if len(waiting) == 1 else 'ranks wait'}"
     more = f" and {culprits - 1} more" if culprits > 1 else ""
-    role = f"role {one.role}: " if one.role else ""
+    role = f"role {culprit.role}: " if culprit.role else ""
     known = {
-        "culprit": f"{role}rank {one.rank} ({one.node}){more}",
-        "rank": one.rank,
-        "node": one.node,
+        "culprit": f"{role}rank {culprit.rank} ({culprit.node}){more}",
+        "rank": culprit.rank,
+        "node": culprit.node,
         "waiting": f"; {others} for it{collective}" if waiting else "",
         "others": len(waiting),
         "where": where[0][0] if where else "others",
         **cited.values,
     }
-    lines = [(one, at) for at in cited.lines] + [(r, r.collective.at) for r in waiting if r.collective][:2]
+    lines = [(culprit, at) for at in cited.lines] + [(r, r.collective.at) for r in waiting if r.collective][:2]
     return known, tuple(Evidence(file=r.file, line=at, text=shown(r.lines[at - 1].strip())) for r, at in lines)
 
 

@@ -80,7 +80,7 @@ def _build(order: BuildOrder, report: Report, above: tuple[str, ...]) -> squash_
     folder, target = _read(order, report, above)
     done = None if order.fresh else squash_and_lock.unchanged(target)
     if done is None:
-        store.prepare(order.store)
+        store.prepare_store(order.store)
         with cross_host_lock.hold(store.lock_file(order.store, order.name), on_wait=lambda who: _waiting(report, who)):
             done = None if order.fresh else squash_and_lock.unchanged(target)
             if done is None:
@@ -108,7 +108,9 @@ def _read(order: BuildOrder, report: Report, above: tuple[str, ...]) -> tuple[_B
     context = (entry.folder / spec.build.context).resolve() if spec.build.context else entry.folder
     file = Path(os.path.normpath(context / spec.build.dockerfile))
     notes = ["the build had a network: another build may give other bytes"] if spec.build.network != "none" else []
-    needs = dockerfile_needs.read(file, target=spec.build.target, args=spec.build.args, own_base=spec.base is None)
+    needs = dockerfile_needs.read_dockerfile(
+        file, target=spec.build.target, args=spec.build.args, own_base=spec.base is None
+    )
     buildkit.agree(entry.path, file, needs, spec.build)
     if spec.build.context:
         files = repository_context.scan(context, file, needs.steps, without=entry.folder)
@@ -156,21 +158,21 @@ def _other(order: BuildOrder, spec: ImageSpec, report: Report, above: tuple[str,
         _build(base, report, (order.name, *above))
     place = image_lock.find(name, project=order.project)
     assert place is not None, name
-    locked = image_lock.read(place)
+    locked = image_lock.read_lock(place)
     return locked, check_against_lock.check(locked, order.store, full=False)
 
 
 def _lacking(order: BuildOrder, base: str) -> str:
     """What is missing of the base, if a build makes it; else empty. LockError for a build that may write no lock."""
-    place = image_lock.find(base, project=order.project)
-    if place is None:
+    lock_file = image_lock.find(base, project=order.project)
+    if lock_file is None:
         data_folders.find("containers", base, project_dir=order.project, key="base.image")
         if order.locked:
             raise LockError(
                 f"image {order.name}: its base, image {base}, has no lock", hint=f"run 'kit build-image {base}' first"
             )
         return "it was not built yet"
-    return "its file is not in the store" if store.lacks_built(order.store, image_lock.read(place)) else ""
+    return "its file is not in the store" if store.lacks_built(order.store, image_lock.read_lock(lock_file)) else ""
 
 
 def _engine(folder: _BuildFolder, report: Report) -> Engine | None:

@@ -39,15 +39,15 @@ def scan(folder: Path) -> tuple[ContextFile, ...]:
     ImageError for a socket or a device.
     """
     ignored = _dockerignore(folder)
-    found = []
+    files = []
     for path in sorted(folder.rglob("*"), key=lambda p: p.relative_to(folder).as_posix().encode()):
         name = path.relative_to(folder).as_posix()
         mode = path.lstat().st_mode
         left_out = name in _NOT_CONTEXT or temporary_names.is_temporary(path.name) or "__pycache__" in path.parts
         if left_out or stat.S_ISDIR(mode) or ignored(name):
             continue
-        found.append(context_file(name, path))
-    return tuple(found)
+        files.append(context_file(name, path))
+    return tuple(files)
 
 
 def context_file(name: str, path: Path) -> ContextFile:

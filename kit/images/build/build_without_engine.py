@@ -65,9 +65,9 @@ def why_not(spec: ImageSpec, steps: Iterable[Instruction]) -> str:
     return ""
 
 
-def _known(one: Instruction) -> bool:
+def _known(instruction: Instruction) -> bool:
     """Whether the kit can run the instruction without an engine: it has no variables, flags or globs."""
-    rest = one.rest
+    rest = instruction.rest
     plain = {
         "ARG": rest == "BASE",
         "FROM": rest in ("${BASE}", "$BASE"),
@@ -77,7 +77,7 @@ def _known(one: Instruction) -> bool:
         "WORKDIR": rest.startswith("/") and not set(rest) & set("$\"'\\"),
         "CMD": _is_words(rest),
     }
-    return not one.heredoc and plain.get(one.word, False)
+    return not instruction.heredoc and plain.get(instruction.word, False)
 
 
 def _is_words(text: str) -> bool:
@@ -191,27 +191,27 @@ def _sandbox(root: Path, *, cwd: str) -> list[str]:
     ]
 
 
-def _run_instruction(one: Instruction, state: _State) -> None:
-    if one.word == "RUN":
-        _run(one, state)
-    elif one.word == "COPY":
-        _copy(one, state)
-    elif one.word == "ENV":
-        state.env |= dict(word.split("=", 1) for word in one.rest.split())
-    elif one.word == "WORKDIR":
-        state.workdir = str(PurePosixPath(one.rest))
+def _run_instruction(instruction: Instruction, state: _State) -> None:
+    if instruction.word == "RUN":
+        _run(instruction, state)
+    elif instruction.word == "COPY":
+        _copy(instruction, state)
+    elif instruction.word == "ENV":
+        state.env |= dict(word.split("=", 1) for word in instruction.rest.split())
+    elif instruction.word == "WORKDIR":
+        state.workdir = str(PurePosixPath(instruction.rest))
         _make_folder(_path_in_root(state.root, state.workdir))
-    elif one.word == "CMD":
-        state.cmd = tuple(json.loads(one.rest))
+    elif instruction.word == "CMD":
+        state.cmd = tuple(json.loads(instruction.rest))
 
 
-def _run(one: Instruction, state: _State) -> None:
+def _run(instruction: Instruction, state: _State) -> None:
     env = [
         word for name, value in ({"HOME": _home(state.root)} | state.env).items() for word in ("--setenv", name, value)
     ]
     # Use an engine's umask, not the user's.
     argv = [*_sandbox(state.root, cwd=state.workdir), "--clearenv", *env]
-    argv += ["/bin/sh", "-c", 'umask 022; exec /bin/sh -c "$0"', one.rest]
+    argv += ["/bin/sh", "-c", 'umask 022; exec /bin/sh -c "$0"', instruction.rest]
     printed: list[str] = []
     try:
         for line in shell.lines(argv):
@@ -219,7 +219,7 @@ def _run(one: Instruction, state: _State) -> None:
             state.on_line(line)
     except ToolError as error:
         code = re.search(r"exit code (\d+)", error.message)
-        step = f"RUN {one.rest} (line {one.line} of the Dockerfile)"
+        step = f"RUN {instruction.rest} (line {instruction.line} of the Dockerfile)"
         verdict = f"exit code {code[1]}" if code else error.message
         raise build_failure.error(
             build_failure.FailedBuild(step=step, printed=printed, verdict=verdict), network="none"
@@ -236,31 +236,33 @@ def _home(root: Path) -> str:
     return next((one[5] for one in fields if len(one) > 5 and one[2] == "0" and one[5]), "/")
 
 
-def _copy(one: Instruction, state: _State) -> None:
-    *sources, target = one.rest.split()
+def _copy(instruction: Instruction, state: _State) -> None:
+    *sources, target = instruction.rest.split()
     into = target.endswith("/") or len(sources) > 1
     for source in sources:
         name = PurePosixPath(source).as_posix().strip("/")
         if name in state.files:
-            place = PurePosixPath(target) / PurePosixPath(name).name if into else PurePosixPath(target)
-            _put(state.files[name], _path_in_root(state.root, str(PurePosixPath(state.workdir) / place)))
+            path = PurePosixPath(target) / PurePosixPath(name).name if into else PurePosixPath(target)
+            _put(state.files[name], _path_in_root(state.root, str(PurePosixPath(state.workdir) / path)))
             continue
         below = {inner: file for inner, file in state.files.items() if name == "." or inner.startswith(f"{name}/")}
         if not below:
-            raise ImageError(f"line {one.line} of the Dockerfile: COPY {source}: no such file in the image's folder")
+            raise ImageError(
+                f"line {instruction.line} of the Dockerfile: COPY {source}: no such file in the image's folder"
+            )
         for inner, file in below.items():
-            place = PurePosixPath(state.workdir) / target / PurePosixPath(inner).relative_to(name)
-            _put(file, _path_in_root(state.root, str(place)))
+            path = PurePosixPath(state.workdir) / target / PurePosixPath(inner).relative_to(name)
+            _put(file, _path_in_root(state.root, str(path)))
 
 
-def _put(file: ContextFile, place: Path) -> None:
-    _make_folder(place.parent)
-    place.unlink(missing_ok=True)
+def _put(file: ContextFile, path: Path) -> None:
+    _make_folder(path.parent)
+    path.unlink(missing_ok=True)
     if file.target is not None:
-        place.symlink_to(file.target)
+        path.symlink_to(file.target)
     else:
-        shutil.copyfile(file.path, place)
-        place.chmod(file.mode)
+        shutil.copyfile(file.path, path)
+        path.chmod(file.mode)
 
 
 def _make_folder(place: Path) -> None:
@@ -273,18 +275,18 @@ def _make_folder(place: Path) -> None:
 
 def _path_in_root(root: Path, path: str) -> Path:
     """The path on this machine for a path of the image. Links are followed inside the image, except for a link as the last part."""
-    left, found, followed = list(PurePosixPath(path).parts[1:]), root, 0
+    left, reached, followed = list(PurePosixPath(path).parts[1:]), root, 0
     while left:
         part = left.pop(0)
         if part == "..":
-            found = root if found == root else found.parent
+            reached = root if reached == root else reached.parent
             continue
-        found /= part
-        if found.is_symlink() and left:
+        reached /= part
+        if reached.is_symlink() and left:
             followed += 1
             if followed > _MOST_LINKS:
                 raise ImageError(f"{path}: too many links in the image")
-            target = PurePosixPath(found.readlink())
-            found = root if target.is_absolute() else found.parent
+            target = PurePosixPath(reached.readlink())
+            reached = root if target.is_absolute() else reached.parent
             left = [part for part in target.parts if part != "/"] + left
-    return found
+    return reached

@@ -71,15 +71,15 @@ def session(toml: Path, file: Path, needs: Dockerfile, options: Build, engine: s
     exist.
     """
     first = needs.features[0]
-    place = f"{file}: line {first.at.line}: {first.what} needs BuildKit"
+    cause = f"{file}: line {first.at.line}: {first.what} needs BuildKit"
     if engine == "Podman":
         hint = "build it with 'buildah build', push it to an OCI layout, and take that: kit import-image ./layout"
-        raise ImageError(f"{place}, and the engine is Podman", hint=f"{first.instead}; or {hint}")
+        raise ImageError(f"{cause}, and the engine is Podman", hint=f"{first.instead}; or {hint}")
     text, fetched = _frontend(file, needs, engine)
     env = _environment()
     program = next((one for one in _programs() if _holds_sessions(one, env)), None)
     if program is None:
-        problem = f"{place}, and no 'docker' program of this machine can use it"
+        problem = f"{cause}, and no 'docker' program of this machine can use it"
         raise ImageError(
             problem, hint=f"install Docker's plugin buildx, so that 'docker buildx version' answers; or {first.instead}"
         )
@@ -144,15 +144,15 @@ def build(
     argv += [f"--target={options.target}"] if options.target else []
     argv += [f"--platform={options.platform}"] if options.platform else []
     argv += ["--no-cache"] if no_cache else []
-    said: list[str] = []
+    output: list[str] = []
     try:
         for line in shell.lines(shell.bound([*argv, "-"]), env=held.env, chunks=context):
-            said.append(line)
+            output.append(line)
             shown_line = re.sub(r"^#\d+ ", "", line)
             if shown_line.strip() and not shown_line.startswith("sha256:"):
                 on_line(shown_line)
     except ToolError:
-        raise build_failure.error(_failure(said, held), network=options.network) from None
+        raise build_failure.error(_failure(output, held), network=options.network) from None
     return file.read_text(encoding="utf-8").strip()
 
 
@@ -193,14 +193,16 @@ def _holds_sessions(program: str, env: Mapping[str, str]) -> bool:
 
 def _secrets(toml: Path, wanted: Mapping[str, BuildSecret]) -> Iterator[str]:
     faults = []
-    for name, one in wanted.items():
-        problem = _lacks(toml, one)
-        if problem and not one.optional:
-            key = f"build.secrets.{name}.{'env' if one.env is not None else 'file'}"
-            instead = f"export {one.env}=..." if one.env is not None else "name a file, from the image's folder on"
+    for name, secret in wanted.items():
+        problem = _lacks(toml, secret)
+        if problem and not secret.optional:
+            key = f"build.secrets.{name}.{'env' if secret.env is not None else 'file'}"
+            instead = (
+                f"export {secret.env}=..." if secret.env is not None else "name a file, from the image's folder on"
+            )
             faults.append(Fault(file=shown(toml), key=key, problem=problem, hint=f"{instead}, or add optional = true"))
         elif not problem:
-            source = f"env={one.env}" if one.env is not None else f"src={_file(toml, one)}"
+            source = f"env={secret.env}" if secret.env is not None else f"src={_file(toml, secret)}"
             yield _comma_separated(f"id={name}", source)
     if faults:
         raise ConfigError.of(*faults)
@@ -225,17 +227,17 @@ def _comma_separated(*fields: str) -> str:
     return line.getvalue()
 
 
-def _failure(said: list[str], held: Session) -> build_failure.FailedBuild:
+def _failure(output: list[str], held: Session) -> build_failure.FailedBuild:
     """BuildKit prints each line as `#STEP SECONDS TEXT`, and its final message last."""
-    verdict = next((line for line in reversed(said) if line.strip() and not set(line) <= {"-"}), "it printed nothing")
-    failed = next((found for line in reversed(said) if (found := re.match(r"#(\d+) ERROR: ", line))), None)
-    if failed is not None and any(re.match(rf"#{failed[1]} resolve image config for ", line) for line in said):
+    verdict = next((line for line in reversed(output) if line.strip() and not set(line) <= {"-"}), "it printed nothing")
+    failed = next((match for line in reversed(output) if (match := re.match(r"#(\d+) ERROR: ", line))), None)
+    if failed is not None and any(re.match(rf"#{failed[1]} resolve image config for ", line) for line in output):
         verdict = f"the line # syntax={held.fetched} names a frontend of a registry, and the engine could not fetch it: {verdict}"
         failed = None
     if failed is None:
         return build_failure.FailedBuild(step="", printed=(), verdict=verdict)
     number = failed[1]
-    title = next((line for line in said if re.match(rf"#{number} \[", line)), failed[0])
+    title = next((line for line in output if re.match(rf"#{number} \[", line)), failed[0])
     step = re.sub(r"^#\d+ (\[[^]]*\] )?", "", title)
-    printed = [found[1] for line in said if (found := re.match(rf"#{number} \d+\.\d+ (.*)", line))]
+    printed = [match[1] for line in output if (match := re.match(rf"#{number} \d+\.\d+ (.*)", line))]
     return build_failure.FailedBuild(step=step, printed=printed, verdict=verdict)

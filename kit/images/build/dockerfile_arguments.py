@@ -21,16 +21,16 @@ def expand(text: str, values: Mapping[str, str]) -> str:
     A variable without a value is empty, as in Docker.
     """
 
-    def value(found: re.Match[str]) -> str:
-        if found["escaped"] is not None:
-            return found["escaped"]
-        name, sign = found["bare"] or found["name"], found["sign"] or ""
+    def value(match: re.Match[str]) -> str:
+        if match["escaped"] is not None:
+            return match["escaped"]
+        name, sign = match["bare"] or match["name"], match["sign"] or ""
         known = values.get(name)
-        there = bool(known) if sign.startswith(":") else known is not None
+        has_value = bool(known) if sign.startswith(":") else known is not None
         if sign.endswith("-"):
-            return known or "" if there else expand(found["word"], values)
+            return known or "" if has_value else expand(match["word"], values)
         if sign.endswith("+"):
-            return expand(found["word"], values) if there else ""
+            return expand(match["word"], values) if has_value else ""
         return known or ""
 
     return _VARIABLE.sub(value, text.replace('"', "").replace("'", ""))
@@ -62,18 +62,20 @@ def of_from(found: Iterable[Instruction], given: Mapping[str, str]) -> dict[str,
     return values
 
 
-def automatic(found: Iterable[Instruction], given: Mapping[str, str]) -> tuple[tuple[str, ...], Instruction | None]:
+def automatic(
+    instructions: Iterable[Instruction], given: Mapping[str, str]
+) -> tuple[tuple[str, ...], Instruction | None]:
     """The automatic arguments that stages declare, and the first line whose meaning only BuildKit knows.
 
     A stage's `ARG TARGETARCH` can be given its value. A default, a FROM line, and an ARG line before it read values in ways that no
     given value can imitate. given: values of --build-arg, which count in every builder.
     """
-    found = list(found)
+    instructions = list(instructions)
     known = set(AUTOMATIC) - given.keys()
-    for one in [*_before_from(found), *(i for i in found if i.word == "FROM")]:
+    for one in [*_before_from(instructions), *(i for i in instructions if i.word == "FROM")]:
         if known & ({name for name, _ in declared(one)} if one.word == "ARG" else set()) or known & names(one.rest):
             return (), one
-    stages = [(one, name, default) for one in found if one.word == "ARG" for name, default in declared(one)]
+    stages = [(one, name, default) for one in instructions if one.word == "ARG" for name, default in declared(one)]
     bare = [name for _, name, default in stages if name in known and default is None]
     both = next((one for one, name, default in stages if name in bare and default is not None), None)
     return tuple(dict.fromkeys(bare)), both

@@ -32,21 +32,28 @@ class Feature:
     release: int
 
 
-def of(one: Instruction) -> Feature | None:
+def find_feature(instruction: Instruction) -> Feature | None:
     """What the instruction needs of BuildKit; the newest of several. None: every builder reads it alike."""
-    found = []
-    if one.heredoc:
+    features = []
+    if instruction.heredoc:
         instead = "write the lines as one RUN, joined with && and a backslash"
-        found.append(Feature(at=one, what="a here-document", instead=instead, release=_HEREDOC_RELEASE))
-    for flag in one.flags:
+        features.append(Feature(at=instruction, what="a here-document", instead=instead, release=_HEREDOC_RELEASE))
+    for flag in instruction.flags:
         name = flag.removeprefix("--").partition("=")[0]
-        release = _FLAGS.get(one.word, {}).get(name)
+        release = _FLAGS.get(instruction.word, {}).get(name)
         if release is not None:
-            found.append(Feature(at=one, what=f"{one.word} --{name}", instead=_without(one, name), release=release))
-    if one.word == "ADD" and any(_GIT.fullmatch(word.strip("\"'")) for word in one.words):
+            features.append(
+                Feature(
+                    at=instruction,
+                    what=f"{instruction.word} --{name}",
+                    instead=_without(instruction, name),
+                    release=release,
+                )
+            )
+    if instruction.word == "ADD" and any(_GIT.fullmatch(word.strip("\"'")) for word in instruction.words):
         instead = "clone the repository on this machine, and COPY it"
-        found.append(Feature(at=one, what="ADD of a Git repository", instead=instead, release=_GIT_RELEASE))
-    return max(found, key=lambda feature: feature.release or 1_000, default=None)
+        features.append(Feature(at=instruction, what="ADD of a Git repository", instead=instead, release=_GIT_RELEASE))
+    return max(features, key=lambda feature: feature.release or 1_000, default=None)
 
 
 def of_argument(one: Instruction) -> Feature:

@@ -47,13 +47,13 @@ class Directive:
 
 def directives(text: str) -> list[Directive]:
     """The directives. They count only before every other line (Dockerfile reference, "Parser directives")."""
-    found: list[Directive] = []
+    parsed: list[Directive] = []
     for number, line in enumerate(text.splitlines(), start=1):
         one = _DIRECTIVE.fullmatch(line.strip())
         if one is None:
             break
-        found.append(Directive(line=number, name=one[1].lower(), value=one[2]))
-    return found
+        parsed.append(Directive(line=number, name=one[1].lower(), value=one[2]))
+    return parsed
 
 
 def without(text: str, name: str) -> str:

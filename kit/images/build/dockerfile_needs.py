@@ -54,7 +54,7 @@ class Dockerfile:
         return self.features[0].at if self.features else None
 
 
-def read(
+def read_dockerfile(
     path: Path, *, target: str | None, args: Mapping[str, str] | None = None, own_base: bool = False
 ) -> Dockerfile:
     """Read a Dockerfile. args: values of --build-arg. own_base: the Dockerfile names its base itself.
@@ -65,28 +65,28 @@ def read(
         text = untrusted_files.read_bytes(path).decode(errors="replace")
     except OSError as error:
         raise ImageError(f"{path}: {error.strerror}", hint="it begins with ARG BASE and FROM ${BASE}") from None
-    found, given = list(instructions(text)), dict(args or {})
-    stages = _stages(path, found, given, frozenset() if own_base else _BASE)
+    steps, given = list(instructions(text)), dict(args or {})
+    stages = _stages(path, steps, given, frozenset() if own_base else _BASE)
     first = _first_stage(path, stages, target)
     if not own_base:
         _require_base(path, first)
-    automatic, puzzle = dockerfile_arguments.automatic(found, given)
-    syntax = next((one for one in directives(text) if one.name == "syntax"), None)
-    features = [feature for one in found if (feature := dockerfile_features.of(one))]
+    automatic, puzzle = dockerfile_arguments.automatic(steps, given)
+    syntax = next((directive for directive in directives(text) if directive.name == "syntax"), None)
+    features = [feature for step in steps if (feature := dockerfile_features.find_feature(step))]
     features += [dockerfile_features.of_argument(puzzle)] if puzzle else []
     if syntax and not dockerfile_features.is_own_frontend(syntax.value):
         features.append(dockerfile_features.of_frontend(syntax))
-    secrets = list(_secrets(found))
+    secrets = list(_secrets(steps))
     return Dockerfile(
         text=text,
-        steps=tuple(found),
+        steps=tuple(steps),
         features=tuple(sorted(features, key=lambda feature: feature.at.line)),
         automatic=automatic,
         syntax=syntax.value if syntax else "",
-        secrets={name: one for name, one, _ in reversed(secrets)},
+        secrets={name: step for name, step, _ in reversed(secrets)},
         required=frozenset(name for name, _, required in secrets if required),
-        downloads=tuple(dict.fromkeys(address for one in found for address in _downloads(one))),
-        unpinned=_unpinned(found, stages, first),
+        downloads=tuple(dict.fromkeys(address for step in steps for address in _downloads(step))),
+        unpinned=_unpinned(steps, stages, first),
         base=first.image if own_base else "",
     )
 
@@ -105,18 +105,18 @@ def _unpinned(found: list[Instruction], stages: list[BuildStage], first: BuildSt
     )
 
 
-def _secrets(found: list[Instruction]) -> Iterator[tuple[str, Instruction, bool]]:
+def _secrets(steps: list[Instruction]) -> Iterator[tuple[str, Instruction, bool]]:
     """Id of each mounted secret, and whether its step needs it (Dockerfile reference, "RUN --mount=type=secret").
 
     Without an id, a secret has the name of its target file.
     """
-    for one in found:
-        for mount in re.findall(r"--mount=(\S+)", one.rest) if one.word == "RUN" else ():
+    for step in steps:
+        for mount in re.findall(r"--mount=(\S+)", step.rest) if step.word == "RUN" else ():
             options = dict(part.partition("=")[::2] for part in mount.split(","))
             if options.get("type") == "secret":
                 target = options.get("target") or options.get("dst") or options.get("destination") or ""
                 required = options.get("required", "false").lower() in ("", "true", "1")
-                yield options.get("id") or Path(target).name, one, required
+                yield options.get("id") or Path(target).name, step, required
 
 
 def _downloads(one: Instruction) -> Iterator[str]:
@@ -128,19 +128,19 @@ def _downloads(one: Instruction) -> Iterator[str]:
             yield re.sub(r"//[^/@]*@", "//", word)
 
 
-def _stages(path: Path, found: list[Instruction], given: Mapping[str, str], kept: frozenset[str]) -> list[BuildStage]:
-    values = dockerfile_arguments.of_from(found, given)
+def _stages(path: Path, steps: list[Instruction], given: Mapping[str, str], kept: frozenset[str]) -> list[BuildStage]:
+    values = dockerfile_arguments.of_from(steps, given)
     stages = []
-    for number, one in enumerate(i for i in found if i.word == "FROM"):
-        words = one.words
+    for number, instruction in enumerate(i for i in steps if i.word == "FROM"):
+        words = instruction.words
         named = words[2] if len(words) > 2 and words[1].lower() == "as" else str(number)
         raw = words[0] if words else ""
         image = raw if raw in kept else dockerfile_arguments.expand(raw, values)
         unknown = sorted(dockerfile_arguments.names(raw) - values.keys() - set(dockerfile_arguments.AUTOMATIC))
         if not image and unknown:
-            problem = f"{path}: line {one.line}: FROM {one.rest}: {unknown[0]} has no value"
+            problem = f"{path}: line {instruction.line}: FROM {instruction.rest}: {unknown[0]} has no value"
             raise ImageError(problem, hint=f'in image.toml: [build] args = {{ {unknown[0]} = "VALUE" }}')
-        stages.append(BuildStage(at=one, name=named.lower(), image=image))
+        stages.append(BuildStage(at=instruction, name=named.lower(), image=image))
     return stages
 
 
@@ -150,13 +150,13 @@ def _first_stage(path: Path, stages: list[BuildStage], target: str | None) -> Bu
         raise ImageError(f"{path}: it has no FROM", hint="begin with ARG BASE and FROM ${BASE}")
     built = [stage for stage in stages if target is None or stage.name == target.lower()]
     if not built:
-        raise ImageError(f"{path}: it has no stage {target}", hint=f"stages: {', '.join(one.name for one in stages)}")
+        raise ImageError(f"{path}: it has no stage {target}", hint=f"stages: {', '.join(base.name for base in stages)}")
     seen: set[str] = set()
-    one = built[-1]
-    while one.image.lower() in {stage.name for stage in stages} - seen - {one.name}:
-        seen.add(one.name)
-        one = next(stage for stage in stages if stage.name == one.image.lower())
-    return one
+    base = built[-1]
+    while base.image.lower() in {stage.name for stage in stages} - seen - {base.name}:
+        seen.add(base.name)
+        base = next(stage for stage in stages if stage.name == base.image.lower())
+    return base
 
 
 def _require_base(path: Path, one: BuildStage) -> None:

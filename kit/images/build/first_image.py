@@ -64,7 +64,9 @@ def _with(*lines: str, exports: str) -> str:
     return _DOCKERFILE.replace("<<EXPORTS>>", exports).replace("<<CHANGES>>", "\n".join(lines))
 
 
-def write(name: str, *, base: str, packages: Sequence[str], project: Path, indexes: Sequence[str] = ()) -> Path:
+def write_image_folder(
+    name: str, *, base: str, packages: Sequence[str], project: Path, indexes: Sequence[str] = ()
+) -> Path:
     """Write containers/NAME in the project and return the folder.
 
     base: an image that has a lock. packages: requirements in pip's form. indexes: further ones that have them. UsageError for a
@@ -81,7 +83,7 @@ def write(name: str, *, base: str, packages: Sequence[str], project: Path, index
     if place is None:
         data_folders.find("containers", base, project_dir=project, key="--from")
         raise LockError(f"image {base} has no lock", hint=f"run 'kit build-image {base}' first")
-    version = ".".join(image_lock.read(place).packages.apt.get("python3", "3.11").split(".")[:2])
+    version = ".".join(image_lock.read_lock(place).packages.apt.get("python3", "3.11").split(".")[:2])
     folder.mkdir(parents=True)
     more = tomli_w.dumps({"extra-indexes": list(indexes)}) if indexes else ""
     (folder / "image.toml").write_text(_TOML.format(base=base, version=version, indexes=more), encoding="utf-8")

@@ -36,18 +36,18 @@ def require(spec: ImageSpec, needs: Dockerfile, base: ImageLock | None, *, engin
     wanted = spec.build.platform
     if wanted is None or not is_foreign(spec.build, engine):
         return
-    place = f"the image is for {wanted}"
+    cause = f"the image is for {wanted}"
     if spec.base is not None and spec.base.bootstrap is not None:
-        problem = f"{place}, and [base.bootstrap] makes a base for this machine, {engine}"
+        problem = f"{cause}, and [base.bootstrap] makes a base for this machine, {engine}"
         raise ImageError(problem, hint="name a base of a registry: [base] reference")
     if base is not None and base.platform not in (None, wanted):
         raise ImageError(
-            f"{place}, and its base, image {base.name}, is for {base.platform}", hint="remove build.platform"
+            f"{cause}, and its base, image {base.name}, is for {base.platform}", hint="remove build.platform"
         )
-    _require_wheels(place, wanted, spec.python)
+    _require_wheels(cause, wanted, spec.python)
     step = next((one for one in needs.steps if one.word == "RUN"), None)
     if step is not None and _is_local() and not executes(wanted, engine):
-        problem = f"{place}, and this machine, {engine}, cannot run its programs: line {step.line}: RUN {step.rest}"
+        problem = f"{cause}, and this machine, {engine}, cannot run its programs: line {step.line}: RUN {step.rest}"
         hint = "install qemu-user-static (binfmt) here, or set DOCKER_HOST to an engine on such a machine"
         raise ImageError(problem, hint=hint)
 

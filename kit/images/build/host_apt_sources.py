@@ -12,13 +12,13 @@ _APT = Path("/etc/apt")
 def lines(suite: str, components: Iterable[str], *, root: Path = _APT) -> list[str]:
     """One-line entries (sources.list(5)) of the suite, its updates and its security updates; empty if there are none."""
     wanted = set(components)
-    found = []
+    entries = []
     for options, uri, entry_suite, offered in _entries(root):
         if entry_suite in {suite, f"{suite}-updates", f"{suite}-security", f"{suite}/updates"}:
             common = [component for component in offered if component in wanted]
             if common:
-                found.append(" ".join(filter(None, ["deb", options, uri, entry_suite, *common])))
-    return list(dict.fromkeys(found))
+                entries.append(" ".join(filter(None, ["deb", options, uri, entry_suite, *common])))
+    return list(dict.fromkeys(entries))
 
 
 def _entries(root: Path) -> Iterator[tuple[str, str, str, list[str]]]:

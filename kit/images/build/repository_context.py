@@ -33,20 +33,20 @@ def scan(context: Path, dockerfile: Path, steps: Iterable[Instruction], *, witho
     own = {(without / name).resolve() for name in ("image.toml", "image.lock")}
     sources = [*_sources(steps)]
     whole = any(source == "." for _, source in sources)
-    found: dict[str, ContextFile] = {}
+    files: dict[str, ContextFile] = {}
     for one, source in sources:
         _require(context, dockerfile, one, source, ignored)
     for name in [""] if whole else sorted({source for _, source in sources}):
         for path in _walk(context / name):
             inner = path.relative_to(context).as_posix()
             if path.resolve() not in own and not temporary_names.is_temporary(path.name) and not ignored(inner):
-                found[inner] = context_file(inner, path)
+                files[inner] = context_file(inner, path)
     file = dockerfile.relative_to(context).as_posix()
-    if file not in found:
+    if file not in files:
         # An engine's classic builder would remove an excluded Dockerfile before COPY, and BuildKit would not.
-        found.pop(".dockerignore", None)
-        found[file] = context_file(file, dockerfile)
-    return tuple(found[name] for name in sorted(found, key=os.fsencode))
+        files.pop(".dockerignore", None)
+        files[file] = context_file(file, dockerfile)
+    return tuple(files[name] for name in sorted(files, key=os.fsencode))
 
 
 def _walk(place: Path) -> Iterator[Path]:
@@ -65,16 +65,16 @@ def _is_run(folder: Path) -> bool:
 
 def _sources(steps: Iterable[Instruction]) -> Iterator[tuple[Instruction, str]]:
     """The sources in the context, normalized; `.` for the whole context, also where a pattern or a variable may mean any file."""
-    for one in steps:
-        if one.word == "RUN" and any(flag.startswith("--mount=") and _binds_context(flag) for flag in one.flags):
-            yield one, "."
-        if one.word not in ("COPY", "ADD") or any(flag.startswith("--from=") for flag in one.flags):
+    for step in steps:
+        if step.word == "RUN" and any(flag.startswith("--mount=") and _binds_context(flag) for flag in step.flags):
+            yield step, "."
+        if step.word not in ("COPY", "ADD") or any(flag.startswith("--from=") for flag in step.flags):
             continue
-        words = [word.strip("[],\"'") for word in one.words]
+        words = [word.strip("[],\"'") for word in step.words]
         for word in [word for word in words if word][:-1]:
             if word.startswith(_URL):
                 continue
-            yield one, "." if _GLOB & {*word} else posixpath.normpath(word.lstrip("/") or ".")
+            yield step, "." if _GLOB & {*word} else posixpath.normpath(word.lstrip("/") or ".")
 
 
 def _binds_context(flag: str) -> bool:
@@ -82,18 +82,18 @@ def _binds_context(flag: str) -> bool:
     return options.get("type", "bind") == "bind" and "from" not in options
 
 
-def _require(context: Path, dockerfile: Path, one: Instruction, source: str, ignored: Callable[[str], bool]) -> None:
-    place = f"{dockerfile}: line {one.line}: {one.word} {source}"
+def _require(context: Path, dockerfile: Path, step: Instruction, source: str, ignored: Callable[[str], bool]) -> None:
+    location = f"{dockerfile}: line {step.line}: {step.word} {source}"
     if source == ".." or source.startswith("../"):
         hint = f"name a folder above as the context (--context, [build] context in image.toml), or move the file into {context}"
-        raise ImageError(f"{place}: it is outside the context, {context}", hint=hint)
+        raise ImageError(f"{location}: it is outside the context, {context}", hint=hint)
     path = context / source
     if not path.exists() and not path.is_symlink():
         hint = "paths count from the context: --context, [build] context in image.toml"
-        raise ImageError(f"{place}: no such file in the context, {context}", hint=hint)
+        raise ImageError(f"{location}: no such file in the context, {context}", hint=hint)
     if path.is_file() and ignored(source):
         hint = f"remove the pattern that excludes it, or write !{source} at the end"
-        raise ImageError(f"{place}: {_ignore_file(context, dockerfile).name} excludes the file", hint=hint)
+        raise ImageError(f"{location}: {_ignore_file(context, dockerfile).name} excludes the file", hint=hint)
 
 
 def _ignore_file(context: Path, dockerfile: Path) -> Path:

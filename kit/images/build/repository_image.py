@@ -36,7 +36,7 @@ class RepositoryOptions:
     args: Mapping[str, str] = field(default_factory=dict)
 
 
-def prepare(wanted: RepositoryOptions, project: Path) -> str:
+def write_image_toml(wanted: RepositoryOptions, project: Path) -> str:
     """Write containers/NAME/image.toml in the project unless it says the same already; return the image's name.
 
     ConfigError without a folder or a Dockerfile. UsageError if the name is invalid, or the existing file says something else.

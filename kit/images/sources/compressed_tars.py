@@ -51,31 +51,31 @@ def unpack(packed: Blob, target: Path, ended: threading.Event | None = None) -> 
 
 def chunks(packed: Blob, work: Path) -> Iterator[bytes]:
     """The unpacked bytes of a compressed blob. work: a folder for the file that zstd, an external program, reads."""
-    found = kind(packed.file, packed.start)
-    if found == "gzip":
+    compression = kind(packed.file, packed.start)
+    if compression == "gzip":
         tar = GzipTar(packed, work)
         try:
             yield from layer_bytes.chunks(tar)
         finally:
             tar.close()
-    elif found == "zstd":
+    elif compression == "zstd":
         yield from _zstd(packed, work)
     else:
-        yield from _by_library(packed, found)
+        yield from _by_library(packed, compression)
 
 
-def _by_library(packed: Blob, found: str) -> Iterator[bytes]:
+def _by_library(packed: Blob, compression: str) -> Iterator[bytes]:
     source = packed.open()
     try:
-        with _OPEN[found](cast(IO[bytes], layer_bytes.File(source))) as stream:
+        with _OPEN[compression](cast(IO[bytes], layer_bytes.File(source))) as stream:
             while chunk := stream.read(_CHUNK):
                 yield chunk
     except (lzma.LZMAError, EOFError, ValueError) as error:
-        raise _damaged(packed, found, str(error)) from None
+        raise _damaged(packed, compression, str(error)) from None
     except OSError as error:
         if error.errno is not None:  # an error of the disk; bzip2 reports damaged data as an OSError without a number
             raise
-        raise _damaged(packed, found, str(error)) from None
+        raise _damaged(packed, compression, str(error)) from None
     finally:
         source.close()
 

@@ -76,19 +76,19 @@ class Engine:
 
         with _faults(f"inspect {reference}"):
             try:
-                found: dict[str, Any] = self._client.inspect_image(reference)  # type: ignore[no-untyped-call]
+                answer: dict[str, Any] = self._client.inspect_image(reference)  # type: ignore[no-untyped-call]
             except ImageNotFound:
                 return None
         return EngineImage(
-            id=found["Id"],
-            size=found["Size"],
-            config=oci.config(found.get("Config") or {}),
-            layers=_reachable(found.get("GraphDriver") or {}),
-            diff_ids=tuple((found.get("RootFS") or {}).get("Layers") or ()),
-            repo_digests=tuple(found.get("RepoDigests") or ()),
-            architecture=str(found.get("Architecture") or ""),
-            triggers=tuple((found.get("Config") or {}).get("OnBuild") or ()),
-            tags=tuple(found.get("RepoTags") or ()),
+            id=answer["Id"],
+            size=answer["Size"],
+            config=oci.config(answer.get("Config") or {}),
+            layers=_reachable(answer.get("GraphDriver") or {}),
+            diff_ids=tuple((answer.get("RootFS") or {}).get("Layers") or ()),
+            repo_digests=tuple(answer.get("RepoDigests") or ()),
+            architecture=str(answer.get("Architecture") or ""),
+            triggers=tuple((answer.get("Config") or {}).get("OnBuild") or ()),
+            tags=tuple(answer.get("RepoTags") or ()),
         )
 
     def pull(self, reference: str, *, platform: str | None, on_line: Callable[[str], None]) -> None:
@@ -141,7 +141,7 @@ class Engine:
         base: for the argument BASE; None: the Dockerfile names its own base, and the image gets the kit's mark at its end.
         on_line is called with each line that the engine prints. ImageError names the step that failed and shows its last lines.
         """
-        said: list[str] = []
+        output: list[str] = []
         image = ""
         with _faults("build"):
             answer = self._client.build(
@@ -162,12 +162,12 @@ class Engine:
             for item in answer:
                 if "error" in item:
                     if base is None:
-                        self._remove_unfinished(said)
-                    raise build_failure.error(_failure(said, item["error"]), network=options.network)
+                        self._remove_unfinished(output)
+                    raise build_failure.error(_failure(output, item["error"]), network=options.network)
                 image = (item.get("aux") or {}).get("ID", image)
                 for line in str(item.get("stream", "")).splitlines():
                     if line.strip():
-                        said.append(line)
+                        output.append(line)
                         on_line(line)
         return image
 
@@ -259,13 +259,13 @@ def connect() -> Engine:
         podman = any("Podman" in part for part in parts)
         return Engine(client, str(said["Version"]), podman=podman, platform=platform)
     except DockerException as error:
-        place = os.environ.get("DOCKER_HOST", "the local socket")
+        address = os.environ.get("DOCKER_HOST", "the local socket")
         if "Permission denied" in str(error) or "PermissionError" in str(error):
             hint = "ask an administrator to add you to the group 'docker', or use a rootless engine through DOCKER_HOST"
             raise EngineError(
-                f"this user has no permission to use the container engine at {place}", hint=hint
+                f"this user has no permission to use the container engine at {address}", hint=hint
             ) from None
-        raise EngineError(f"no container engine answers at {place}", hint=_START) from None
+        raise EngineError(f"no container engine answers at {address}", hint=_START) from None
 
 
 def ignored_by(folder: Path, patterns: list[str], *, keep: str = "Dockerfile") -> Callable[[str], bool]:
@@ -301,13 +301,13 @@ def _faults(doing: str) -> Iterator[None]:
         raise EngineError(f"{doing}: the container engine stopped answering: {error}", hint=_START) from None
 
 
-def _failure(said: list[str], error: str) -> build_failure.FailedBuild:
+def _failure(output: list[str], error: str) -> build_failure.FailedBuild:
     """The engine's final message repeats the command; its exit code says as much."""
-    start = max((number for number, line in enumerate(said) if re.match(r"Step \d+/\d+ : ", line)), default=None)
+    start = max((number for number, line in enumerate(output) if re.match(r"Step \d+/\d+ : ", line)), default=None)
     code = re.search(r"returned a non-zero code: (\d+)", error)
     return build_failure.FailedBuild(
-        step=said[start] if start is not None else "",
-        printed=said[start + 1 :] if start is not None else (),
+        step=output[start] if start is not None else "",
+        printed=output[start + 1 :] if start is not None else (),
         verdict=f"exit code {code[1]}" if code else error,
     )
 

@@ -56,14 +56,14 @@ def unlike(folder: Path, *, keep_times: bool) -> str:
 
     These are sockets (no image can hold them), attributes that are not kept, and times that squashfs cannot store.
     """
-    for place, status in _walk(str(folder)):
-        inner = os.path.relpath(place, folder)
+    for path, status in _walk(str(folder)):
+        inner = os.path.relpath(path, folder)
         if stat.S_ISSOCK(status.st_mode):
             return f"{inner} is a socket"
         if keep_times and not 0 <= int(status.st_mtime_ns // 10**9) <= tree_edits.LATEST:
             return f"the time of {inner} does not fit into 32 bits"
         if stat.S_ISREG(status.st_mode) or stat.S_ISDIR(status.st_mode):
-            for name in os.listxattr(place, follow_symlinks=False):
+            for name in os.listxattr(path, follow_symlinks=False):
                 # mksquashfs writes no other attributes (it knows the name spaces of xattr(7)).
                 if name.startswith(("user.", "trusted.", "security.")) and not _is_kept(name, status.st_mode):
                     return f"{inner} has the attribute {name}"
@@ -86,14 +86,14 @@ def _walk(folder: str) -> Iterator[tuple[str, os.stat_result]]:
 
 
 def _below(folder: Path, path: str, written: dict[tuple[int, int], str]) -> Iterator[Entry]:
-    for place in sorted(folder.iterdir(), key=lambda found: walk_key(found.name)):
-        inner = f"{path}/{place.name}" if path else place.name
-        status = place.lstat()
+    for source in sorted(folder.iterdir(), key=lambda found: walk_key(found.name)):
+        inner = f"{path}/{source.name}" if path else source.name
+        status = source.lstat()
         type_ = _TYPES.get(stat.S_IFMT(status.st_mode))
         if type_ is None:
             continue  # an image cannot hold a socket
         inode = (status.st_dev, status.st_ino)
-        member = _member(place, inner, status, type_)
+        member = _member(source, inner, status, type_)
         if not member.isdir() and status.st_nlink > 1:
             if inode in written:
                 member.type, member.linkname, member.size = tarfile.LNKTYPE, written[inode], 0
@@ -101,27 +101,27 @@ def _below(folder: Path, path: str, written: dict[tuple[int, int], str]) -> Iter
                 continue
             written[inode] = inner
         if member.isreg():
-            with place.open("rb") as data:
+            with source.open("rb") as data:
                 yield member, data
             continue
         yield member, None
         if member.isdir():
-            yield from _below(place, inner, written)
+            yield from _below(source, inner, written)
 
 
-def _member(place: Path, inner: str, status: os.stat_result, type_: bytes) -> tarfile.TarInfo:
+def _member(path: Path, inner: str, status: os.stat_result, type_: bytes) -> tarfile.TarInfo:
     member = tarfile.TarInfo(inner)
     member.type, member.mode, member.mtime = type_, stat.S_IMODE(status.st_mode), int(status.st_mtime_ns // 10**9)
     if member.isreg():
         member.size = status.st_size
     if member.isreg() or member.isdir():
         member.pax_headers = {
-            f"{_XATTR}{name}": os.getxattr(place, name, follow_symlinks=False).decode(ENCODING, ERRORS)
-            for name in os.listxattr(place, follow_symlinks=False)
+            f"{_XATTR}{name}": os.getxattr(path, name, follow_symlinks=False).decode(ENCODING, ERRORS)
+            for name in os.listxattr(path, follow_symlinks=False)
             if name in tree_edits.KEPT_XATTRS or name.startswith(_ACL)
         }
     elif member.issym():
-        member.linkname = str(place.readlink())
+        member.linkname = str(path.readlink())
     elif member.ischr() or member.isblk():
         member.devmajor, member.devminor = os.major(status.st_rdev), os.minor(status.st_rdev)
     return member

@@ -40,20 +40,20 @@ class GzipTar:
         self._plain: IO[bytes] | None = None
         self._restart_at(self._marks[0])
 
-    def read_at(self, place: int, size: int) -> bytes:
-        """`size` bytes of the tar from `place`."""
-        if self._plain is None and place < self._at:
-            self._seek_back(place)
+    def read_at(self, start: int, size: int) -> bytes:
+        """`size` bytes of the tar from `start`."""
+        if self._plain is None and start < self._at:
+            self._seek_back(start)
         if self._plain is not None:
-            self._plain.seek(place)
+            self._plain.seek(start)
             return self._plain.read(size)
         parts = []
         while size > 0:
-            part = self._chunk[place - self._at : place - self._at + size]
+            part = self._chunk[start - self._at : start - self._at + size]
             if not part and not self._read_next_chunk():
                 break
             parts.append(part)
-            place, size = place + len(part), size - len(part)
+            start, size = start + len(part), size - len(part)
         return b"".join(parts)
 
     def close(self) -> None:

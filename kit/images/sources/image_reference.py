@@ -65,10 +65,10 @@ def parse(uri: str) -> Reference:
     UsageError for anything else.
     """
     text = uri.removeprefix("docker://")
-    found = _HASH_FORM.match(text) or _PLAIN_FORM.match(text)
-    if found is None:
+    match = _HASH_FORM.match(text) or _PLAIN_FORM.match(text)
+    if match is None:
         raise _no_name(uri)
-    registry, path = found["registry"] or "", found["path"]
+    registry, path = match["registry"] or "", match["path"]
     # Docker's rule: the first part is a registry only when it looks like a host.
     if registry and "#" not in text and not ("." in registry or ":" in registry or registry == "localhost"):
         if registry != registry.lower():
@@ -79,9 +79,9 @@ def parse(uri: str) -> Reference:
     return Reference(
         registry=registry,
         path=path,
-        tag=found["tag"] or "",
-        digest=found["digest"] or "",
-        user=found["user"] or "",
+        tag=match["tag"] or "",
+        digest=match["digest"] or "",
+        user=match["user"] or "",
     )
 
 

@@ -81,7 +81,7 @@ class Layer:
         """Close the layer's source."""
         self._source.close()
 
-    def read(self, ended: threading.Event | None = None) -> None:
+    def apply_entries(self, ended: threading.Event | None = None) -> None:
         """Apply all entries, in their order, until `ended` is set."""
         for place, header in self._members():
             if ended and ended.is_set():
@@ -106,19 +106,19 @@ class Layer:
 
     def _members(self) -> Iterator[tuple[int, Header]]:
         """The headers of all members. TarFile's own loop ends silently at damage; this one raises ImageError."""
-        place, name = 0, ""
+        offset, name = 0, ""
         while True:
             try:
-                header = self._headers.at(place)
+                header = self._headers.at(offset)
             except tarfile.EOFHeaderError:  # type: ignore[attr-defined]  # the end-of-archive block
                 return
             except tarfile.EmptyHeaderError:  # type: ignore[attr-defined]
                 break
             except _DAMAGE as error:
-                raise self._damaged(error, place) from None
-            yield place, header
-            place, name = header.end, header.name
-        if place and not self._source.read_at(place - 1, 1):
+                raise self._damaged(error, offset) from None
+            yield offset, header
+            offset, name = header.end, header.name
+        if offset and not self._source.read_at(offset - 1, 1):
             raise ImageError(f"{self.name}: cut off in the data of {name}")
         if self._whole:
             raise ImageError(f"{self.name}: cut off: it has no end-of-archive block", hint="copy or make it again")
@@ -126,7 +126,7 @@ class Layer:
     def _damaged(self, error: Exception, place: int) -> ImageError:
         return ImageError(f"{self.name}: a damaged tar: {error} at byte {place}")
 
-    def _apply(self, place: int, header: Header) -> None:
+    def _apply(self, offset: int, header: Header) -> None:
         path = clean(header.name)
         folder, _, name = path.rpartition("/")
         if not path:
@@ -140,7 +140,7 @@ class Layer:
         if name.startswith(WHITEOUT):
             self.hidden.add(_join(parent_key, part.removeprefix(WHITEOUT.encode())))
             return
-        self._set_entry(parent, part, place, header)
+        self._set_entry(parent, part, offset, header)
 
     def _set_entry(self, parent: Folder, name: bytes, place: int, header: Header) -> None:
         base = self._number << _LAYER_BITS | place << _KIND_BITS
@@ -201,20 +201,20 @@ class Layer:
                 names, way = names[:-1], way[:-1] or way
                 continue
             name, parent = part.encode(errors=ERRORS), way[-1]
-            found = parent.inner.get(name) if parent is not None else None
-            if found is None and make and parent is not None:
-                found = parent.inner[name] = Folder()
-            if isinstance(found, int):
+            entry = parent.inner.get(name) if parent is not None else None
+            if entry is None and make and parent is not None:
+                entry = parent.inner[name] = Folder()
+            if isinstance(entry, int):
                 links += 1
-                target = self._links.get(found)
-                if kind(found) == FILE:
+                target = self._links.get(entry)
+                if kind(entry) == FILE:
                     raise ValueError(f"{_text([*names, name])} is a file, and the layer has entries below it ({path})")
                 if target is None or links > _MAX_LINKS:
                     raise ValueError(f"{path}: a loop of links")
                 left = [part for part in target.split("/") if part not in ("", ".")] + left
                 names, way = ([], [self.root]) if target.startswith("/") else (names, way)
                 continue
-            names, way = [*names, name], [*way, found]
+            names, way = [*names, name], [*way, entry]
         return b"\0".join(names), way[-1]
 
 

@@ -18,8 +18,8 @@ _CHUNK = 1 << 20
 class Bytes(Protocol):
     """Random access to the uncompressed tar of a layer."""
 
-    def read_at(self, place: int, size: int) -> bytes:
-        """`size` bytes from offset `place`; fewer only at the end of the tar."""
+    def read_at(self, start: int, size: int) -> bytes:
+        """`size` bytes from offset `start`; fewer only at the end of the tar."""
 
     def close(self) -> None:
         """Close the file."""
@@ -57,10 +57,10 @@ class Plain:
         self._handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         self._start, self.size = start, size
 
-    def read_at(self, place: int, size: int) -> bytes:
-        """Up to `size` bytes from `place`."""
-        size = min(size, self.size - place)
-        return os.pread(self._handle, size, self._start + place) if size > 0 else b""
+    def read_at(self, start: int, size: int) -> bytes:
+        """Up to `size` bytes from `start`."""
+        size = min(size, self.size - start)
+        return os.pread(self._handle, size, self._start + start) if size > 0 else b""
 
     def close(self) -> None:
         """Close the file."""

@@ -88,16 +88,16 @@ def drop_damaged(layers: Sequence[Blob]) -> None:
 def make_room(*, keep: Collection[str] = ()) -> list[tuple[Path, int]]:
     """Remove the least recently used layers until the cache is within its limit; return them with their sizes."""
     limit, gone = limit_bytes(), []
-    found = _files()
-    total = sum(size for _, size, _ in found)
+    layers = _files()
+    total = sum(size for _, size, _ in layers)
     kept = {path(digest).name for digest in keep}
-    for place, size, used in found:
+    for file, size, used in layers:
         if total <= limit or time.time() - used < _IN_USE_S:
             break
-        if place.name not in kept:
-            place.unlink(missing_ok=True)
+        if file.name not in kept:
+            file.unlink(missing_ok=True)
             total -= size
-            gone.append((place, size))
+            gone.append((file, size))
     return gone
 
 
@@ -124,13 +124,13 @@ def limit_bytes() -> float:
 
 def _files() -> list[tuple[Path, int, float]]:
     """Layers, complete and partial, with size and time of last use; the oldest first."""
-    found = []
-    for place in folder().iterdir():
+    layers = []
+    for file in folder().iterdir():
         with contextlib.suppress(FileNotFoundError):
-            status = place.stat()
-            if place.name.startswith("sha"):
-                found.append((place, status.st_size, status.st_mtime))
-    return sorted(found, key=lambda one: one[2])
+            status = file.stat()
+            if file.name.startswith("sha"):
+                layers.append((file, status.st_size, status.st_mtime))
+    return sorted(layers, key=lambda one: one[2])
 
 
 class _Fetching:

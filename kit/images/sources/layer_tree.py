@@ -148,13 +148,13 @@ def _walk(folder: Folder, path: str) -> Iterator[tuple[str, int]]:
         if name is None:
             waiting.pop()
             continue
-        found = folder.inner[name]
+        child = folder.inner[name]
         inner = f"{path}/{name.decode(errors=ERRORS)}" if path else name.decode(errors=ERRORS)
-        if isinstance(found, Folder):
-            yield inner, found.entry
-            waiting.append((inner, found, iter(sorted(found.inner))))
+        if isinstance(child, Folder):
+            yield inner, child.entry
+            waiting.append((inner, child, iter(sorted(child.inner))))
         else:
-            yield inner, found
+            yield inner, child
 
 
 @contextlib.contextmanager

@@ -115,7 +115,7 @@ def _words(value: object) -> list[str]:
     return [str(word) for word in value or ()]
 
 
-def read(source: Path, work: Path, choice: Choice | None = None, *, name: str = "") -> OciImage:
+def read_image(source: Path, work: Path, choice: Choice | None = None, *, name: str = "") -> OciImage:
     """The image in an OCI layout or an unpacked `docker save` (folder), or in an archive (tar). Its layers are not read yet.
 
     work: a folder for unpacking an archive that is compressed as a whole. name: of the source, for errors.
@@ -311,17 +311,17 @@ def _from_docker_save(blobs: _Folder | _Archive, choice: Choice, source: str) ->
 
 def _chosen(blobs: Blobs, index: dict[str, Any], choice: Choice, source: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """The descriptor of the chosen image, and its manifest or index. Entries that are not images (signatures) are skipped."""
-    found = [d for d in index["manifests"] if not d.get("artifactType") and _os(d) in ("linux", "")]
+    descriptors = [d for d in index["manifests"] if not d.get("artifactType") and _os(d) in ("linux", "")]
     if choice.tag:
-        tagged = [d for d in found if (d.get("annotations") or {}).get(_REF_NAME) == choice.tag]
+        tagged = [d for d in descriptors if (d.get("annotations") or {}).get(_REF_NAME) == choice.tag]
         if not tagged:
-            raise _no_tag(source, choice.tag, _tags(found))
-        found = tagged
-    fitting = [d for d in found if _architecture(d) in (choice.architecture, "")]
+            raise _no_tag(source, choice.tag, _tags(descriptors))
+        descriptors = tagged
+    fitting = [d for d in descriptors if _architecture(d) in (choice.architecture, "")]
     pairs = [(d, _json(blobs, _blob_path(d["digest"]), d["digest"])) for d in fitting]
     images = {d["digest"]: (d, manifest) for d, manifest in pairs if _is_image(manifest)}
     if not images:
-        has = sorted({f"linux/{_architecture(d)}" for d in found if _architecture(d)})
+        has = sorted({f"linux/{_architecture(d)}" for d in descriptors if _architecture(d)})
         raise _DamagedError(
             f"it holds no image for linux/{choice.architecture}" + (f"; it has {', '.join(has)}" if has else "")
         )

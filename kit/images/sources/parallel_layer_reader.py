@@ -61,38 +61,38 @@ class Reading:
         one = self._blobs[number]
         layer = Layer(self._bytes(number, in_place=in_place), one.name, number, whole=self._whole)
         try:
-            layer.read(self._ended)
+            layer.apply_entries(self._ended)
         except BaseException:
             layer.close()
             raise
         return layer
 
     def _bytes(self, number: int, *, in_place: bool) -> Bytes:
-        one, kind = self._blobs[number], self._kinds[number]
+        blob, kind = self._blobs[number], self._kinds[number]
         if not kind:
-            return one.open()
+            return blob.open()
         assert self._work is not None, "a compressed layer needs a folder to be unpacked into"
         # A layer whose digest is that of its tar is unpacked to a file, so that it is decompressed only once.
-        if kind == "gzip" and in_place and not one.of_tar:
-            return GzipTar(one, self._work)
+        if kind == "gzip" and in_place and not blob.of_tar:
+            return GzipTar(blob, self._work)
         target = self._unpacked_path(number)
-        compressed_tars.unpack(one, target, self._ended)
+        compressed_tars.unpack(blob, target, self._ended)
         return Blob.whole(target).open()
 
     def _check(self, number: int) -> None:
-        one = self._blobs[number]
-        if one.digest and one.of_tar and self._kinds[number]:
+        blob = self._blobs[number]
+        if blob.digest and blob.of_tar and self._kinds[number]:
             self._layers[number].result()
-            one = Blob(
+            blob = Blob(
                 file=self._unpacked_path(number),
                 size=self._unpacked_path(number).stat().st_size,
-                digest=one.digest,
-                name=one.name,
+                digest=blob.digest,
+                name=blob.name,
             )
-        if one.digest:
-            source = one.open()
+        if blob.digest:
+            source = blob.open()
             try:
-                layer_bytes.check(source, one.digest, one.name, self._ended)
+                layer_bytes.check(source, blob.digest, blob.name, self._ended)
             finally:
                 source.close()
 

@@ -120,7 +120,7 @@ def fetch_with_skopeo(reference: Reference, work: Path, choice: oci.Choice) -> o
     layout = work / "layout"
     override = [f"--override-arch={choice.architecture}"]
     _skopeo([*override, "copy", "--quiet", f"docker://{reference.plain}", f"oci:{layout}:image"], reference)
-    return oci.read(layout, work, choice, name=reference.plain)
+    return oci.read_image(layout, work, choice, name=reference.plain)
 
 
 def fetch_with_engine(
@@ -144,11 +144,11 @@ def _skopeo(arguments: list[str], reference: Reference) -> str:
         raise ImageError(f"{reference.plain}: {said}", hint=registry_hint(said)) from None
 
 
-def _message(said: str) -> str:
+def _message(log: str) -> str:
     """The message of skopeo's log line `time=… level=fatal msg="…"`; the rest does not help the user."""
-    for line in reversed(said.splitlines()):
+    for line in reversed(log.splitlines()):
         _, found, message = line.partition("msg=")
         if found:
             with contextlib.suppress(ValueError):
                 return str(json.loads(message.strip()))
-    return said
+    return log

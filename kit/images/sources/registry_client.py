@@ -138,19 +138,21 @@ class Client:
 
         known = {"Accept": _MANIFESTS if "manifests/" in path else "*/*", "Accept-Encoding": "identity", **headers}
         known |= {"Authorization": self._authorization} if self._authorization else {}
-        said: Exception = OSError("no address")
+        failure: Exception = OSError("no address")
         for base in self._bases:
             url = f"{base}/v2/{self._reference.path}/{path}"
             try:
                 answer = self._followed(url, known)
             except (requests.RequestException, HTTPError, OSError, UnicodeError) as error:
-                said = error  # a redirect may lead to what is no name of a host
+                failure = error  # a redirect may lead to what is no name of a host
                 continue
             self._bases = (base,)
             return answer
         if len(self._bases) == 1 and "blobs/" in path:
-            raise BrokenOffError(str(said))
-        raise CannotAskError(f"{self._reference.plain}: {said}", hint=registry_hint(f"connection refused: {said}"))
+            raise BrokenOffError(str(failure))
+        raise CannotAskError(
+            f"{self._reference.plain}: {failure}", hint=registry_hint(f"connection refused: {failure}")
+        )
 
     def _followed(self, url: str, headers: dict[str, str]) -> requests.Response:
         """The answer at the end of the redirects. The authorization stays with the first server, and https stays https."""
@@ -313,23 +315,23 @@ def _read_limited(answer: requests.Response) -> bytes:
     import requests
     from urllib3.exceptions import HTTPError
 
-    found = bytearray()
+    body = bytearray()
     with _ended_after(answer, _LONGEST_S) as late:
         try:
             for chunk in _as_sent(answer):
-                found += chunk
-                if len(found) > _LONGEST_JSON:
+                body += chunk
+                if len(body) > _LONGEST_JSON:
                     break
         except (requests.RequestException, HTTPError, OSError) as error:
             if not late.is_set():
                 raise ImageError(f"{_shown(answer.url)}: the connection ended before the answer did: {error}") from None
-    if len(found) > _LONGEST_JSON or late.is_set():
+    if len(body) > _LONGEST_JSON or late.is_set():
         raise ImageError(
             f"{_shown(answer.url)}: the answer is larger than any description of an image, or does not end"
         )
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise ImageError(f"{_shown(answer.url)}: the answer is compressed, and this was not asked for")
-    return bytes(found)
+    return bytes(body)
 
 
 def _as_sent(answer: requests.Response) -> Iterator[bytes]:
@@ -374,13 +376,13 @@ def _beginning(answer: requests.Response) -> bytes:
     import requests
     from urllib3.exceptions import HTTPError
 
-    found = bytearray()
+    body = bytearray()
     with contextlib.suppress(requests.RequestException, HTTPError, OSError), _ended_after(answer, _TIMEOUT_S[1]):
         for chunk in _as_sent(answer):
-            found += chunk
-            if len(found) > _LONGEST_ERROR:
+            body += chunk
+            if len(body) > _LONGEST_ERROR:
                 break
-    return bytes(found)
+    return bytes(body)
 
 
 def _base64(text: str) -> str:

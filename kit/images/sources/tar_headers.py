@@ -46,14 +46,14 @@ class Headers:
             found = Header(member.name, member.type, member.linkname, self._tar.offset)
         return found
 
-    def member(self, place: int) -> tarfile.TarInfo:
+    def member(self, offset: int) -> tarfile.TarInfo:
         """The same member as a complete TarInfo."""
         if not self._tar.pax_headers:
-            header = self._source.read_at(place, _BLOCK)
-            quick = _quick(header, place)
+            header = self._source.read_at(offset, _BLOCK)
+            quick = _quick(header, offset)
             if quick is not None:
-                return _member(quick, header, place)
-        return self._from_tarfile(place)
+                return _member(quick, header, offset)
+        return self._from_tarfile(offset)
 
     def data(self, member: tarfile.TarInfo) -> Data:
         """The content of a file."""
@@ -69,7 +69,7 @@ class Headers:
         return tarfile.TarInfo.fromtarfile(self._tar)
 
 
-def _quick(header: bytes, place: int) -> Header | None:
+def _quick(header: bytes, offset: int) -> Header | None:
     """Parse a header without extensions as `tarfile.TarInfo.frombuf` does; None for any other or damaged header."""
     if len(header) < _BLOCK or header[_TYPE] not in _QUICK:
         return None
@@ -86,12 +86,12 @@ def _quick(header: bytes, place: int) -> Header | None:
         name = name.rstrip("/")
     if prefix:
         name = f"{prefix}/{name}"
-    end = place + _BLOCK + (-(-size // _BLOCK) * _BLOCK if type_ == _REGULAR else 0)
+    end = offset + _BLOCK + (-(-size // _BLOCK) * _BLOCK if type_ == _REGULAR else 0)
     target = _text(header[_LINK]) if type_ not in (_REGULAR, _FOLDER) else ""
     return Header(name, bytes([type_]), target, end)
 
 
-def _member(quick: Header, header: bytes, place: int) -> tarfile.TarInfo:
+def _member(quick: Header, header: bytes, offset: int) -> tarfile.TarInfo:
     """A TarInfo for a plain header. Raises tarfile's error for a field that is not a number."""
     try:
         mode, size, mtime = (int(header[field].strip(b" \0") or b"0", 8) for field in (_MODE, _SIZE, _TIME))
@@ -105,7 +105,7 @@ def _member(quick: Header, header: bytes, place: int) -> tarfile.TarInfo:
         )
     except ValueError:
         member = tarfile.TarInfo.frombuf(header, ENCODING, ERRORS)  # a number in base 256, or an invalid one
-    member.offset, member.offset_data = place, place + _BLOCK
+    member.offset, member.offset_data = offset, offset + _BLOCK
     return member
 
 

@@ -184,45 +184,47 @@ def settled(edit: Edit, look: Look) -> Edit:
     look: returns what the image has at a path whose parents are real folders. The kit's own files and links need no resolving: they
     are in `ENGINE_FOLDERS`, which are real folders.
     """
-    found = {a.path: a for a in edit.additions if a.replaces and not edit.covers(a.path)}
+    additions = {a.path: a for a in edit.additions if a.replaces and not edit.covers(a.path)}
     for addition in edit.additions:
         if not addition.replaces:
             missing = (
-                _missing(addition.path, look, frozenset(found)) if addition.follows else _nothing(addition.path, look)
+                _missing(addition.path, look, frozenset(additions))
+                if addition.follows
+                else _nothing(addition.path, look)
             )
             for place in missing:
                 if not edit.covers(place):
-                    found.setdefault(place, replace(addition, path=place))
-    return replace(edit, additions=tuple(sorted(found.values(), key=lambda a: a.key)))
+                    additions.setdefault(place, replace(addition, path=place))
+    return replace(edit, additions=tuple(sorted(additions.values(), key=lambda a: a.key)))
 
 
 def _nothing(path: str, look: Look) -> list[str]:
     return [] if look(path) else [path]
 
 
-def _missing(path: str, look: Look, made: frozenset[str]) -> list[str]:
+def _missing(path: str, look: Look, added: frozenset[str]) -> list[str]:
     """The folders to make so that `path` becomes a folder, outermost first; empty when a file is in the way."""
-    found: list[str] = []
-    left, place, links = path.split("/"), "", 0
+    missing: list[str] = []
+    left, folder, links = path.split("/"), "", 0
     while left:
         part = left.pop(0)
         if part in ("", "."):
             continue
         if part == "..":
-            place = posixpath.dirname(place)
+            folder = posixpath.dirname(folder)
             continue
-        inner = f"{place}/{part}" if place else part
-        seen = Seen("folder") if inner in made or inner in ENGINE_FOLDERS else look(inner)
+        inner = f"{folder}/{part}" if folder else part
+        seen = Seen("folder") if inner in added or inner in ENGINE_FOLDERS else look(inner)
         if seen is None:
-            found.append(inner)
+            missing.append(inner)
         elif seen.kind == "link":
             links += 1
             left = [*seen.target.split("/"), *left]
-            place = "" if seen.target.startswith("/") else place
+            folder = "" if seen.target.startswith("/") else folder
             if links > _MAX_LINKS:
                 return []
             continue
         elif seen.kind == "other":
             return []
-        place = inner
-    return found
+        folder = inner
+    return missing

@@ -118,20 +118,20 @@ def rc(config: ImageConfig, provenance: str) -> str:
 
 def warnings(config: ImageConfig) -> list[str]:
     """Settings of the image that Enroot changes or drops, one sentence each."""
-    found = []
+    sentences = []
     for name, value in config.env.items():
         if not _NAME.fullmatch(name):
-            found.append(f"ENV {name!r} is not a name that a shell can set, and is left out")
+            sentences.append(f"ENV {name!r} is not a name that a shell can set, and is left out")
             continue
         if "\n" in value:
-            found.append(
+            sentences.append(
                 f"ENV {name} holds a newline: only /etc/rc can set it, which Pyxis does not run for a job's programs"
             )
         if re.search(r"\$\{[A-Za-z_]\w*\}", value):
-            found.append(f"ENV {name} holds ${{...}}, which Enroot fills in from the host's environment at start")
+            sentences.append(f"ENV {name} holds ${{...}}, which Enroot fills in from the host's environment at start")
         if name.startswith("ENROOT_"):
-            found.append(f"ENV {name} is Enroot's own namespace and is dropped at start")
-    return found
+            sentences.append(f"ENV {name} is Enroot's own namespace and is dropped at start")
+    return sentences
 
 
 def _with_parents(folder: str) -> list[str]:

@@ -41,13 +41,15 @@ def stream(image: Path) -> Iterator[Iterator[bytes]]:
 
 def changes(config: ImageConfig) -> list[str]:
     """The configuration as Dockerfile instructions. A value with a newline cannot be written there and is left out."""
-    found = [f"ENV {name}={_quoted(value)}" for name, value in config.env.items() if "\n" not in value]
-    found += [f"LABEL {_quoted(name)}={_quoted(value)}" for name, value in config.labels.items() if "\n" not in value]
-    found += [f"WORKDIR {config.workdir}"] if config.workdir != "/" else []
-    found += [f"VOLUME {json.dumps(list(config.volumes))}"] if config.volumes else []
-    found += [f"ENTRYPOINT {json.dumps(list(config.entrypoint))}"] if config.entrypoint else []
-    found += [f"CMD {json.dumps(list(config.cmd))}"] if config.cmd else []
-    return found
+    instructions = [f"ENV {name}={_quoted(value)}" for name, value in config.env.items() if "\n" not in value]
+    instructions += [
+        f"LABEL {_quoted(name)}={_quoted(value)}" for name, value in config.labels.items() if "\n" not in value
+    ]
+    instructions += [f"WORKDIR {config.workdir}"] if config.workdir != "/" else []
+    instructions += [f"VOLUME {json.dumps(list(config.volumes))}"] if config.volumes else []
+    instructions += [f"ENTRYPOINT {json.dumps(list(config.entrypoint))}"] if config.entrypoint else []
+    instructions += [f"CMD {json.dumps(list(config.cmd))}"] if config.cmd else []
+    return instructions
 
 
 def _quoted(value: str) -> str:
@@ -60,14 +62,14 @@ def _tar(out: IO[bytes]) -> Iterator[bytes]:
     files: list[tarfile.TarInfo] = []
     links: list[tarfile.TarInfo] = []
     named: dict[str, tarfile.TarInfo] = {}
-    for one in read_pseudo_file.definitions(out):
-        if one.name == "/":
+    for definition in read_pseudo_file.definitions(out):
+        if definition.name == "/":
             continue
-        member = _member(one)
-        named[one.name] = member
-        if one.kind == "R":
+        member = _member(definition)
+        named[definition.name] = member
+        if definition.kind == "R":
             files.append(member)
-        elif one.kind == "L":
+        elif definition.kind == "L":
             links.append(member)
         else:
             yield from encoded(member, None)
@@ -80,12 +82,12 @@ def _tar(out: IO[bytes]) -> Iterator[bytes]:
     yield bytes(2 * tarfile.BLOCKSIZE)
 
 
-def _member(one: read_pseudo_file.Definition) -> tarfile.TarInfo:
-    member = tarfile.TarInfo(one.name)
-    if one.kind == "L":
-        member.type, member.linkname = tarfile.LNKTYPE, one.target
+def _member(definition: read_pseudo_file.Definition) -> tarfile.TarInfo:
+    member = tarfile.TarInfo(definition.name)
+    if definition.kind == "L":
+        member.type, member.linkname = tarfile.LNKTYPE, definition.target
         return member
-    member.type, member.mode, member.mtime = _TYPES[one.kind], one.mode, one.time
-    member.size, member.linkname = one.size, one.target
-    member.devmajor, member.devminor = one.device
+    member.type, member.mode, member.mtime = _TYPES[definition.kind], definition.mode, definition.time
+    member.size, member.linkname = definition.size, definition.target
+    member.devmajor, member.devminor = definition.device
     return member

@@ -68,14 +68,14 @@ def forget_folder_times(path: Path) -> None:
         image.seek(start)
         table = image.read(end - start)
         inodes = bytearray()
-        for place in _blocks(table, path):
-            inodes += table[place : place + _size(table, place - 2)]
-        for place in _folder_inodes(inodes, path):
-            inodes[place + 8 : place + 12] = bytes(4)
+        for offset in _blocks(table, path):
+            inodes += table[offset : offset + _size(table, offset - 2)]
+        for offset in _folder_inodes(inodes, path):
+            inodes[offset + 8 : offset + 12] = bytes(4)
         done = 0
-        for place in _blocks(table, path):
-            size = _size(table, place - 2)
-            image.seek(start + place)
+        for offset in _blocks(table, path):
+            size = _size(table, offset - 2)
+            image.seek(start + offset)
             image.write(inodes[done : done + size])
             done += size
 

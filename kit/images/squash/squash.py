@@ -79,7 +79,7 @@ def mksquashfs() -> tuple[str, str]:
     return program, version
 
 
-def write(
+def write_squashfs(
     source: Tree | Stream | Finished,
     edit: Edit,
     target: Path,

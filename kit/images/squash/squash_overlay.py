@@ -90,25 +90,25 @@ def main(request_file: str) -> NoReturn:
     os.execv(program, [program, "own/tree", *options])
 
 
-def _links(place: Path, layers: list[str], top: Path) -> Path:
+def _links(folder: Path, layers: list[str], top: Path) -> Path:
     """Short names for the layers, so that many of them fit into the options of one mount."""
-    place.mkdir()
+    folder.mkdir()
     top.mkdir()
     for number, layer in enumerate([str(top), *layers]):
-        (place / str(number)).symlink_to(layer)
-    return place
+        (folder / str(number)).symlink_to(layer)
+    return folder
 
 
 def _edit(request: Request, folder: Path) -> Edit:
     additions = tuple(
         Addition(
-            path=place["path"],
-            mode=place["mode"],
-            content=None if place["content"] is None else (folder / place["content"]).read_bytes(),
-            target=place["target"],
-            follows=place["follows"],
+            path=addition["path"],
+            mode=addition["mode"],
+            content=None if addition["content"] is None else (folder / addition["content"]).read_bytes(),
+            target=addition["target"],
+            follows=addition["follows"],
         )
-        for place in request["additions"]
+        for addition in request["additions"]
     )
     return Edit(additions=additions, dropped=tuple(request["dropped"]))
 
@@ -116,23 +116,23 @@ def _edit(request: Request, folder: Path) -> Edit:
 def _fill(top: Path, image: Path, additions: tuple[Addition, ...]) -> None:
     """Fill the kit's own layer. Its files hide the image's files at the same paths."""
     top.chmod(FOLDER_MODE)
-    made = {top}
+    written = {top}
     for addition in additions:
         for parent in reversed(Path(addition.path).parents[:-1]):
-            if top / parent not in made:
+            if top / parent not in written:
                 _folder(top / parent, stat.S_IMODE((image / parent).lstat().st_mode) | stat.S_IRWXU)
-                made.add(top / parent)
-        place = top / addition.path
+                written.add(top / parent)
+        path = top / addition.path
         if addition.content is not None:
-            place.write_bytes(addition.content)
-            place.chmod(addition.mode)
+            path.write_bytes(addition.content)
+            path.chmod(addition.mode)
         elif addition.target is not None:
-            place.symlink_to(addition.target)
+            path.symlink_to(addition.target)
         else:
-            _folder(place, addition.mode)
-        made.add(place)
-    for place in made:
-        os.utime(place, (0, 0), follow_symlinks=False)
+            _folder(path, addition.mode)
+        written.add(path)
+    for path in written:
+        os.utime(path, (0, 0), follow_symlinks=False)
 
 
 def _folder(place: Path, mode: int) -> None:

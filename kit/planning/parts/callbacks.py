@@ -10,9 +10,13 @@ from kit.planning.parts.part import Code
 _WITHOUT = {None, "deepspeed", "diloco"}
 
 
-def _asked_by(made: Decisions) -> str | None:
-    resolved = made.resolved
-    own = made.main.plain and made.job.is_launchers and resolved.launcher_dir.is_relative_to(data_folders.packaged())
+def _asked_by(decisions: Decisions) -> str | None:
+    resolved = decisions.resolved
+    own = (
+        decisions.main.plain
+        and decisions.job.is_launchers
+        and resolved.launcher_dir.is_relative_to(data_folders.packaged())
+    )
     return None if own and resolved.launcher.framework in _WITHOUT else "script"
 
 

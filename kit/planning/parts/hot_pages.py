@@ -6,8 +6,8 @@ from kit.planning.decisions import Decisions
 from kit.planning.parts.part import Code
 
 
-def _asked_by(made: Decisions) -> str | None:
-    pins = made.pins.distinct
+def _asked_by(decisions: Decisions) -> str | None:
+    pins = decisions.pins.distinct
     return "image" if len(pins) == 1 and pins[0].image.startswith("/") and pins[0].digest else None
 
 

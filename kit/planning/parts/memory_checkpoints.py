@@ -12,19 +12,19 @@ from kit.planning.parts.part import Code
 _REMOVE = "remove the line"
 
 
-def _check(made: Decisions) -> None:
+def _check(decisions: Decisions) -> None:
     """ConfigError if the job asks for checkpoints in memory, but could not use them."""
-    if made.job.checkpoint.memory_every and (problems := [*_problems(made)]):
+    if decisions.job.checkpoint.memory_every and (problems := [*_problems(decisions)]):
         faults = [Fault(key="checkpoint.memory_every", problem=problem, hint=hint) for problem, hint in problems]
-        raise ConfigError.of(*faults, file=made.resolved.job_file)
+        raise ConfigError.of(*faults, file=decisions.resolved.job_file)
 
 
-def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
+def _problems(decisions: Decisions) -> Iterator[tuple[str, str]]:
     """Each problem with its hint."""
-    job, launcher = made.job, made.resolved.launcher
-    if not made.main.plain:
+    job, launcher = decisions.job, decisions.resolved.launcher
+    if not decisions.main.plain:
         problem = "checkpoints in memory are for a job with one program, and this job has roles"
-        if made.main.role.policy == "replica":
+        if decisions.main.role.policy == "replica":
             problem += "; a replica group gets its state from the other groups"
         yield problem, _REMOVE
         return
@@ -37,15 +37,15 @@ def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
         )
 
 
-def _memory_step(made: Decisions) -> list[str]:
+def _memory_step(decisions: Decisions) -> list[str]:
     """Keeps the folder of checkpoints in memory on every node, including spares; empty without `[checkpoint] memory_every`.
 
     It outlives a lost node: the other nodes hold the copies.
     """
-    if not made.job.checkpoint.memory_every:
+    if not decisions.job.checkpoint.memory_every:
         return []
-    run = made.paths.run
-    step = steps.start_helper("kit-memory", made.every_node, f"{run.logs}/memory.log")
+    run = decisions.paths.run
+    step = steps.start_helper("kit-memory", decisions.every_node, f"{run.logs}/memory.log")
     return [*step, "--kill-on-bad-exit=0", "--wait=0", "--no-kill", f"{run.bin}/memory.sh"]
 
 

@@ -49,7 +49,7 @@ class Part:
     order: int = 50
 
     @classmethod
-    def read(cls, name: str) -> Self:
+    def read_part(cls, name: str) -> Self:
         """The part of this name. TypeError for a key that part.toml cannot have."""
         keys: dict[str, Any] = {"modules": (), **tomllib.loads(part_declaration(name))}
         return cls(name=name, when=tuple(keys.pop("when")), modules=tuple(keys.pop("modules")), **keys)

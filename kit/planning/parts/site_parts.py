@@ -11,14 +11,14 @@ from kit.planning.parts.part import Code
 _LIMIT_S = 60
 
 
-def _asked_by(made: Decisions) -> str | None:
-    return f"parts.folder of cluster {made.resolved.cluster_name}"
+def _asked_by(decisions: Decisions) -> str | None:
+    return f"parts.folder of cluster {decisions.resolved.cluster_name}"
 
 
-def _constants(made: Decisions) -> dict[str, Any]:
+def _constants(decisions: Decisions) -> dict[str, Any]:
     return {
-        "KIT_SITE_PARTS": [" ".join((part.name, *part.phases)) for part in made.resolved.site_parts],
-        "KIT_SITE_PARTS_LIMIT": made.resolved.cluster.parts.timeout_s or _LIMIT_S,
+        "KIT_SITE_PARTS": [" ".join((part.name, *part.phases)) for part in decisions.resolved.site_parts],
+        "KIT_SITE_PARTS_LIMIT": decisions.resolved.cluster.parts.timeout_s or _LIMIT_S,
     }
 
 

@@ -14,29 +14,29 @@ from kit.planning.rank_files import program_words
 _REMOVE = "remove the line"
 
 
-def _check(made: Decisions) -> None:
+def _check(decisions: Decisions) -> None:
     """ConfigError if the job asks for warm ranks, but its ranks cannot be forked."""
-    if made.job.retry.keep and not made.job.retry.warm:
+    if decisions.job.retry.keep and not decisions.job.retry.warm:
         problem = "only ranks that are forked from a warm process can live on, and this job has no retry.warm"
         raise ConfigError.of(
-            Fault(key="retry.keep", problem=problem, hint='retry.warm = ["torch"]'), file=made.resolved.job_file
+            Fault(key="retry.keep", problem=problem, hint='retry.warm = ["torch"]'), file=decisions.resolved.job_file
         )
-    if made.job.retry.warm and (problems := [*_problems(made)]):
+    if decisions.job.retry.warm and (problems := [*_problems(decisions)]):
         faults = [Fault(key="retry.warm", problem=problem, hint=hint) for problem, hint in problems]
-        raise ConfigError.of(*faults, file=made.resolved.job_file)
+        raise ConfigError.of(*faults, file=decisions.resolved.job_file)
 
 
-def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
+def _problems(decisions: Decisions) -> Iterator[tuple[str, str]]:
     """Each problem with its hint."""
-    if not made.main.plain:
+    if not decisions.main.plain:
         yield "warm ranks are for a job with one program, and this job has roles", _REMOVE
         return
-    if made.main.shape == "torchrun":
-        yield from _of_torchrun(made)
-    words = program_words(made, made.main)
-    if words[0] != made.job.python or len(words) < 2 or (words[1].startswith("-") and words[1] != "-m"):
+    if decisions.main.shape == "torchrun":
+        yield from _of_torchrun(decisions)
+    words = program_words(decisions, decisions.main)
+    if words[0] != decisions.job.python or len(words) < 2 or (words[1].startswith("-") and words[1] != "-m"):
         yield f"a warm process runs Python programs, and this job runs {words[0]!r}", 'script = "train.py"'
-    step = made.job.step
+    step = decisions.job.step
     for key, value in (("gpus_per_task", step.gpus_per_task), ("gpu_bind", step.gpu_bind)):
         if value is not None:
             yield (
@@ -47,9 +47,9 @@ def _problems(made: Decisions) -> Iterator[tuple[str, str]]:
         yield f"a program that starts by MPI ({step.mpi}) cannot be forked", f"{_REMOVE}, or step.mpi"
 
 
-def _of_torchrun(made: Decisions) -> Iterator[tuple[str, str]]:
+def _of_torchrun(decisions: Decisions) -> Iterator[tuple[str, str]]:
     """torchrun's options: with warm ranks there is no torchrun, and the ranks get its variables alone."""
-    torchrun = made.job.torchrun
+    torchrun = decisions.job.torchrun
     if torchrun.max_restarts:
         yield (
             "the kit itself restarts warm ranks, and torchrun's own restarts (torchrun.max_restarts) have no effect",
@@ -58,25 +58,25 @@ def _of_torchrun(made: Decisions) -> Iterator[tuple[str, str]]:
     for key in ("local_ranks_filter", "tee", "redirects", "log_dir"):
         if getattr(torchrun, key):
             yield f"warm ranks start without torchrun, and torchrun.{key} has no effect", f"remove torchrun.{key}"
-    if made.job.rendezvous == "c10d" and not torchrun.max_restarts:
+    if decisions.job.rendezvous == "c10d" and not torchrun.max_restarts:
         yield "warm ranks start without torchrun, and a rendezvous 'c10d' has no effect", "remove rendezvous"
 
 
-def _warm_step(made: Decisions) -> list[str]:
+def _warm_step(decisions: Decisions) -> list[str]:
     """Starts on every node, including spares, the process from which ranks are forked; empty without `[retry] warm`.
 
     The ranks are its children, so it has the CPUs of all of them. If one of these processes dies, the others continue.
     """
-    main = made.main
-    if not made.job.retry.warm:
+    main = decisions.main
+    if not decisions.job.retry.warm:
         return []
     srun = [
         "srun",
         "--job-name=kit-warm",
         "--overlap",
         "--mem=0",
-        f"--nodes={made.every_node}",
-        f"--ntasks={made.every_node}",
+        f"--nodes={decisions.every_node}",
+        f"--ntasks={decisions.every_node}",
         "--ntasks-per-node=1",
         f"--cpus-per-task={main.cpus_per_task * main.tasks_per_node}",
         "--mpi=none",
@@ -85,18 +85,18 @@ def _warm_step(made: Decisions) -> list[str]:
         "--wait=0",
         "--no-kill",
         # Standard input and output carry orders and reports: templates/parts/warm_ranks/part.sh.
-        f"--error={made.paths.run.logs}/warm.log",
+        f"--error={decisions.paths.run.logs}/warm.log",
         "--open-mode=append",
     ]
-    return steps.contain(made, main, srun, f"{made.paths.inside.run}/worker.sh")
+    return steps.contain(decisions, main, srun, f"{decisions.paths.inside.run}/worker.sh")
 
 
-def _asked_by(made: Decisions) -> str | None:
-    return "retry.warm" if made.job.retry.warm else None
+def _asked_by(decisions: Decisions) -> str | None:
+    return "retry.warm" if decisions.job.retry.warm else None
 
 
-def _constants(made: Decisions) -> dict[str, Any]:
-    return {"KIT_WARM_ARGV": _warm_step(made), "KIT_WARM_RANKS": made.main.world_size}
+def _constants(decisions: Decisions) -> dict[str, Any]:
+    return {"KIT_WARM_ARGV": _warm_step(decisions), "KIT_WARM_RANKS": decisions.main.world_size}
 
 
 CODE = Code(asked_by=_asked_by, constants=_constants, check=_check)

@@ -34,7 +34,7 @@ def find(name: str = "local", *, folder: Path | None = None) -> EmbeddedCluster 
 def layout_of(name: str, folder: Path | None) -> Layout:
     """The paths of a cluster, short enough for Slurm's sockets. UsageError if they are too long."""
     longest = node_names(checked_name(name), 1)[-1]
-    return Layout.of(folder or default_folder(name), node=longest)
+    return Layout.check_folder(folder or default_folder(name), node=longest)
 
 
 def this_boot() -> str:

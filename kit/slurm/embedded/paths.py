@@ -39,7 +39,7 @@ class Layout:
     folder: Path
 
     @classmethod
-    def of(cls, folder: Path, *, node: str) -> Layout:
+    def check_folder(cls, folder: Path, *, node: str) -> Layout:
         """The layout of `folder`, resolved; UsageError if Slurm could not work in it. node: the longest node name."""
         layout = cls(folder.expanduser().resolve())
         if not re.fullmatch(_FOLDER, str(layout.folder)):

@@ -59,15 +59,15 @@ _VALUE = re.compile(r"[^\x00-\x1f\x7f#]*[^\x00-\x1f\x7f#\\]")
 
 def parse(given: Iterable[str]) -> dict[str, str]:
     """Each `KEY=VALUE` of the command line, by key. UsageError if the `=` is missing, or if a key is given twice."""
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     for text in given:
         key, separator, value = text.partition("=")
         if not separator:
             raise UsageError(f"--conf {text}: no '='", hint="try: --conf SlurmdTimeout=60")
-        if key.lower() in map(str.lower, found):
+        if key.lower() in map(str.lower, settings):
             raise UsageError(f"--conf {key}: given twice", hint=f"keep one --conf {key}=…")
-        found[key] = value
-    return checked(found)
+        settings[key] = value
+    return checked(settings)
 
 
 def checked(conf: Mapping[str, str]) -> dict[str, str]:

@@ -39,14 +39,14 @@ def remove(layout: Layout) -> bool:
     SlurmError when a process does not end, or when the folder contains something that the kit did not put there.
     """
     _check_is_ours(layout)
-    found = _end_processes(layout)
+    existed = _end_processes(layout)
     if (cluster := EmbeddedCluster.load(layout)) and cluster.cgroups:
         cgroup_support.remove(node.name for node in cluster.nodes)
     nodes.remove_interface(layout)
     if layout.folder.exists():
-        found = True
+        existed = True
         _remove_folder(layout)
-    return found
+    return existed
 
 
 def _remove_folder(layout: Layout) -> None:
@@ -70,21 +70,21 @@ def _check_is_ours(layout: Layout) -> None:
 
 
 def _end_processes(layout: Layout) -> bool:
-    found = False
+    had_processes = False
     for round_ in range(_ROUNDS):
         # A node's first process ignores TERM and ends the whole node, so it gets KILL. slurmctld and munged end cleanly on TERM.
         holders = process.matching(lambda pid: _carries_mark(layout, pid) and process.program(pid) in _HOLDERS)
         process.kill(holders)
         rest = process.matching(lambda pid: _belongs(layout, pid))
         if not holders and not rest:
-            return found
-        found = True
+            return had_processes
+        had_processes = True
         process.end(rest, grace_s=_GRACE_S if round_ == 0 else 0)
     left = process.matching(lambda pid: _belongs(layout, pid))
     if left:
         named = ", ".join(f"{one.pid} ({process.program(one.pid)})" for one in left)
         raise SlurmError(f"{layout.folder}: processes that do not end: {named}", hint="`ps` says what they wait for")
-    return found
+    return had_processes
 
 
 def _carries_mark(layout: Layout, pid: int) -> bool:

@@ -37,7 +37,7 @@ class Gathered:
                 points.append(point)
 
     @contextlib.contextmanager
-    def of(self, point: Point) -> Iterator[None]:
+    def collect(self, point: Point) -> Iterator[None]:
         """Collect the ConfigError of a block. One without faults, such as for invalid TOML, is raised."""
         try:
             yield

@@ -33,14 +33,14 @@ def job_keys(point: Point, args: Sequence[str]) -> Table:
 
 def clashes(point: Point, set_here: Mapping[str, Any]) -> list[str]:
     """Keys of the point that the command line sets as well."""
-    found = []
+    keys = []
     for key in point.values:
         at: Any = set_here
         for part in key.split("."):
             at = at.get(part) if isinstance(at, Mapping) else None
         if at is not None:
-            found.append(key)
-    return found
+            keys.append(key)
+    return keys
 
 
 def words_clash(point: Point, words: ProgramWords) -> list[str]:

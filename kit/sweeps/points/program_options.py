@@ -19,7 +19,7 @@ def with_option(args: Sequence[str], option: str, value: Value) -> list[str]:
     reduced to one.
     """
     kept: list[str] = []
-    place: int | None = None
+    position: int | None = None
     words = list(args)
     joined = False
     while words:
@@ -27,19 +27,19 @@ def with_option(args: Sequence[str], option: str, value: Value) -> list[str]:
         if word != option and not word.startswith(f"{option}="):
             kept.append(word)
             continue
-        place = len(kept) if place is None else place
+        position = len(kept) if position is None else position
         joined = word != option
         gone = 0 if joined or isinstance(value, bool) else len(words) if isinstance(value, tuple) else 1
         while gone and words and is_value(words[0]):
             words.pop(0)
             gone -= 1
-    place = len(kept) if place is None else place
-    return kept[:place] + _words(option, value, joined) + kept[place:]
+    position = len(kept) if position is None else position
+    return kept[:position] + _words(option, value, joined) + kept[position:]
 
 
 def read_option(args: Sequence[str], name: str) -> Scalar | None:
     """The last value of the option that expressions call `args.<name>`, as a number if possible; None if it is not given."""
-    found: Scalar | None = None
+    last_value: Scalar | None = None
     for at, word in enumerate(args):
         option, equals, value = word.partition("=")
         if not option.startswith("-") or identifier(f"args.{option}") != f"args.{name}":
@@ -47,8 +47,8 @@ def read_option(args: Sequence[str], name: str) -> Scalar | None:
         following = args[at + 1 : at + 2]
         if not equals:
             value = following[0] if following and is_value(following[0]) else ""
-        found = _number(value) if equals or value else True
-    return found
+        last_value = _number(value) if equals or value else True
+    return last_value
 
 
 def option_names(args: Sequence[str]) -> list[str]:

@@ -37,17 +37,17 @@ class Tables:
                     raise
                 return table.defaults[wanted]
 
-        found: Any = table.values
+        entry: Any = table.values
         for wanted in table.by:
-            found = _chosen(found, of_point(wanted), wanted, file)
+            entry = _chosen(entry, of_point(wanted), wanted, file)
         below: Lookup = of_point
-        if isinstance(found, Mapping):
-            found, below = _column(found, column, reference, file), _with_row(found, of_point)
+        if isinstance(entry, Mapping):
+            entry, below = _column(entry, column, reference, file), _with_row(entry, of_point)
         elif column:
             raise ExpressionError(f"{file}: each row is a single value, so there is no column {column!r}")
-        if isinstance(found, str) and found.startswith("="):
-            return checked(evaluate(found[1:], below, lambda inner: self.find(inner, below)))
-        return checked(found)
+        if isinstance(entry, str) and entry.startswith("="):
+            return checked(evaluate(entry[1:], below, lambda inner: self.find(inner, below)))
+        return checked(entry)
 
     def _read(self, name: str) -> tuple[Table, str]:
         try:

@@ -68,14 +68,14 @@ def series_of(results: Results, key: str) -> list[Series]:
     varied = [k for k in results.keys if len({repr(row.values.get(k)) for row in results.rows}) > 1]
     others = [k for k in varied if k not in {key, _REPETITION}]
     short = short_names(results.keys)
-    found: dict[str, list[tuple[float, float]]] = {}
+    by_label: dict[str, list[tuple[float, float]]] = {}
     for row in sorted(results.rows, key=lambda row: row.index):
         at, metric = row.values.get(key), row.metrics.get(results.metric)
         if _is_number(at) and metric is not None and math.isfinite(metric):
-            found.setdefault(_label(row, others, short), []).append((float(at), metric))  # type: ignore[arg-type]
-    if not found:
+            by_label.setdefault(_label(row, others, short), []).append((float(at), metric))  # type: ignore[arg-type]
+    if not by_label:
         raise RunError(f"no point has numbers for both {short[key]} and {results.metric}")
-    return [Series(label=label, dots=tuple(dots)) for label, dots in found.items()]
+    return [Series(label=label, dots=tuple(dots)) for label, dots in by_label.items()]
 
 
 def is_logarithmic(values: Sequence[float]) -> bool:

@@ -28,7 +28,7 @@ def write(results: Results, path: Path) -> None:
 def facts(results: Results) -> dict[str, object]:
     """The rows, and their sort order. JSON has no NaN and no infinity, so a diverged metric is null."""
     rows = [{name: _finite(value) for name, value in row.items()} for row in results.as_tables()]
-    made: dict[str, object] = {
+    answer: dict[str, object] = {
         "sweep": results.sweep_id,
         "metric": results.metric,
         "goal": results.goal,
@@ -38,10 +38,10 @@ def facts(results: Results) -> dict[str, object]:
         "points": rows,
     }
     if results.sources:
-        made["sources"] = dict(results.sources)
+        answer["sources"] = dict(results.sources)
     if results.objectives:
-        made |= {"objectives": results.objectives, "front": [row.index for row in results.front]}
-    return made
+        answer |= {"objectives": results.objectives, "front": [row.index for row in results.front]}
+    return answer
 
 
 def as_json(results: Results) -> str:

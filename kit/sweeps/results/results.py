@@ -18,7 +18,7 @@ from kit.schema.wrong_value_messages import shown
 from kit.sweeps import find, run_metrics_cache
 from kit.sweeps.find import state_of
 from kit.sweeps.points.key_names import short_names
-from kit.sweeps.record import SweepPaths, SweepRecord, read
+from kit.sweeps.record import SweepPaths, SweepRecord, read_sweep
 from kit.sweeps.run_metrics_cache import Reduce, RunNumbers
 from kit.sweeps.search import search_trials
 
@@ -79,13 +79,13 @@ class Results:
         """Points with a better metric than the best that have not completed: their figure may be of the middle of a run. Points
         that a search has stopped are left out.
         """
-        best, found = self.best, []
+        best, rows = self.best, []
         for row in self.rows:
             if row is best or not self._has_figure(row):
                 break
             if row.state not in {_DONE, STOPPED}:
-                found.append(row)
-        return tuple(found)
+                rows.append(row)
+        return tuple(rows)
 
     @property
     def sources(self) -> Mapping[str, int]:
@@ -105,13 +105,13 @@ class Results:
     def key(self, name: str) -> str:
         """The swept key for a name: the key itself or its short name. ConfigError if there is none."""
         short = short_names(self.keys)
-        found = [key for key in self.keys if name in {key, short[key]}]
-        if not found:
+        matches = [key for key in self.keys if name in {key, short[key]}]
+        if not matches:
             near = nearest(name, short.values()) or next(iter(short.values()), None)
             problem = f"{shown(name)} is not a key of this sweep"
             hint = f"--x {near}" if near else "kit results, which shows the keys of a sweep"
             raise ConfigError.of(Fault(key="--x", problem=problem, allowed=", ".join(short.values()), hint=hint))
-        return found[0]
+        return matches[0]
 
     def headings(self) -> dict[str, str]:
         """Metric -> its column: `metrics.lr` if a swept key is also called lr."""
@@ -142,13 +142,15 @@ def gather(
 
     metric, goal: by default those of the sweep. reduce: which value of a metric counts: the last, least or greatest.
     """
-    record = read(folder)
+    record = read_sweep(folder)
     objectives = record.search.objectives if record.search else {}
     metric = metric or record.metric or next(iter(objectives), None)
     states = find.states(folder, record, queue=queue)
     paths = SweepPaths(folder)
     points = paths.points
-    reported = run_metrics_cache.of(points, [paths.name(point.index) for point in record.points], reduce=reduce)
+    reported = run_metrics_cache.read_run_numbers(
+        points, [paths.name(point.index) for point in record.points], reduce=reduce
+    )
     # A path is made once for each: that takes longer than to look at what it names.
     if metric is not None:
         reported = {name: _renamed(one, metric) for name, one in reported.items()}

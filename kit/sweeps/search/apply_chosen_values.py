@@ -38,7 +38,7 @@ def apply(run_dir: Path, values: Mapping[str, Value]) -> None:
     job["env"] = {**job.get("env", {}), **_variables(values)}
     written = tomli_w.dumps(job)
     atomic_write.write(paths.job, written)
-    made = manifest.read(paths.manifest)
+    made = manifest.read_manifest(paths.manifest)
     digest = {paths.job.name: hashlib.sha256(written.encode()).hexdigest()}
     known = {name: digest.get(name, one) for name, one in made.records.items()}
     made.model_copy(update={"point": dict(values), "records": known}).write(paths.manifest)

@@ -31,13 +31,13 @@ def following(
     metric = _flattened(np.array(costs))
     seen = space.coordinates(tried)
     waiting = space.coordinates(under_way) if len(under_way) else np.empty((0, seen.shape[1]))
-    made = gaussian_process.processes(seen, metric, space.slices, rng)
-    made = [one.believing(waiting, metric) for one in made]
+    processes = gaussian_process.processes(seen, metric, space.slices, rng)
+    processes = [one.believing(waiting, metric) for one in processes]
     taken = {tuple(row) for row in np.vstack([seen, waiting]).tolist()}
 
     def promise(places: Floats) -> Floats:
         at = space.coordinates(places)
-        every = np.array([_log_improvement(*one.predict(at), float(metric.min())) for one in made])
+        every = np.array([_log_improvement(*one.predict(at), float(metric.min())) for one in processes])
         most = every.max(0)
         found: Floats = most + np.log(np.exp(every - most).mean(0))
         # Where all values are of a list, a place may be tried twice, but only when there is no other.

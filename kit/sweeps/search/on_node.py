@@ -22,7 +22,7 @@ import filelock
 from kit.errors import KitError, RunError
 from kit.files import atomic_write
 from kit.schema.sweep import Sweep
-from kit.sweeps.record import SweepPaths, SweepRecord, read
+from kit.sweeps.record import SweepPaths, SweepRecord, read_sweep
 from kit.sweeps.search import apply_chosen_values, halving, search_trials
 
 # How long a task waits for the lock. Without the lock, two tasks may choose without seeing each other's values, which does no harm.
@@ -88,7 +88,7 @@ def main(words: Sequence[str]) -> int:
 def _of(run_dir: Path) -> tuple[Sweep, SweepRecord, int]:
     """The search of a point as recorded at submit, and the point's number in it."""
     folder = run_dir.parent.parent
-    record = read(folder)
+    record = read_sweep(folder)
     if record.search is None:
         raise RunError(f"{folder}: this sweep is not a search")
     return record.search, record, int(run_dir.name.rpartition(".")[2])
@@ -96,7 +96,7 @@ def _of(run_dir: Path) -> tuple[Sweep, SweepRecord, int]:
 
 def _trials(folder: Path, record: SweepRecord, objectives: Sequence[str]) -> list[search_trials.SearchTrial]:
     paths = SweepPaths(folder)
-    return [search_trials.of(paths.point(one.index), one.index, objectives) for one in record.points]
+    return [search_trials.read_trial(paths.point(one.index), one.index, objectives) for one in record.points]
 
 
 @contextlib.contextmanager

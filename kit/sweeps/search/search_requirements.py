@@ -81,5 +81,5 @@ def check(search: Search, planner: Planner, first: Point, faults: Gathered) -> N
             continue
         for value in how.choice or (tuple(map(round, span)) if span and how.integer else span) or ():
             point = replace(first, values=Values({**first.values, key: value}))
-            with faults.of(point):
+            with faults.collect(point):
                 planner.planned(point)

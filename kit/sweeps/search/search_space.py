@@ -119,7 +119,7 @@ class Space:
         return np.array(places)
 
 
-def of(keys: Mapping[str, Distribution]) -> Space:
+def make_space(keys: Mapping[str, Distribution]) -> Space:
     """The space of these keys."""
     return Space(tuple(_side(how) for how in keys.values()), tuple(keys))
 

@@ -65,7 +65,7 @@ def suggest(run_dir: Path, values: Mapping[str, Value]) -> None:
     atomic_write.write(suggestion_file(run_dir), json.dumps({"values": values}) + "\n")
 
 
-def of(run_dir: Path, index: int, objectives: Sequence[str]) -> SearchTrial:
+def read_trial(run_dir: Path, index: int, objectives: Sequence[str]) -> SearchTrial:
     """One point. objectives: the metrics of the search."""
     values = suggestion(run_dir)
     if values is None:

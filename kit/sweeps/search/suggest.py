@@ -47,7 +47,7 @@ def _by_processes(
     search: Search, trials: Sequence[SearchTrial], reached: Mapping[int, float], index: int
 ) -> dict[str, Value]:
     """Values from Gaussian processes. The first points fill the space evenly; later ones have the largest expected improvement."""
-    space = search_space.of(search.keys)
+    space = search_space.make_space(search.keys)
     known = max(_FEWEST_POINTS, search.startup // 2)
     if index < search.startup or sum(map(math.isfinite, reached.values())) < known:
         return space.values(space.spread(index, search.seed))
@@ -63,24 +63,24 @@ def costs(search: Search, goal: str, trials: Sequence[SearchTrial]) -> dict[int,
     A point that was stopped early has the cost of its last report, but not less than the median of the points that ended.
     """
     sign = -1.0 if goal == "max" else 1.0
-    said = [one for one in trials if one.state in {"complete", "pruned"} and _known(search, one)]
-    ended = [sign * one.reached[0] for one in said if one.state == "complete"]
+    said = [trial for trial in trials if trial.state in {"complete", "pruned"} and _known(search, trial)]
+    ended = [sign * trial.reached[0] for trial in said if trial.state == "complete"]
     middle = statistics.median(ended) if ended else -math.inf
-    found = {}
-    for one in said:
-        if one.state == "complete":
-            cost = sign * one.reached[0]
+    by_point = {}
+    for trial in said:
+        if trial.state == "complete":
+            cost = sign * trial.reached[0]
         else:
-            last = sign * one.steps[max(one.steps)] if one.steps else math.inf
+            last = sign * trial.steps[max(trial.steps)] if trial.steps else math.inf
             cost = max(last, middle) if math.isfinite(last) else math.inf
-        found[one.index] = cost
-    return found
+        by_point[trial.index] = cost
+    return by_point
 
 
-def _known(search: Search, one: SearchTrial) -> bool:
+def _known(search: Search, trial: SearchTrial) -> bool:
     """Whether its values are of this search."""
     known = {key: _distribution(how) for key, how in search.keys.items()}
-    return all(_place(how, known[key], one.values.get(key)) is not None for key, how in search.keys.items())
+    return all(_place(how, known[key], trial.values.get(key)) is not None for key, how in search.keys.items())
 
 
 def _by_tpe(search: Search, goals: Sequence[str], trials: Sequence[SearchTrial], index: int) -> dict[str, Value]:
@@ -129,16 +129,16 @@ def _value(how: Distribution, found: Any) -> Value:
 
 
 def _frozen(
-    one: SearchTrial, search: Search, known: Mapping[str, BaseDistribution], objectives: int
+    trial: SearchTrial, search: Search, known: Mapping[str, BaseDistribution], objectives: int
 ) -> FrozenTrial | None:
     """A point in Optuna's form; None if it says nothing: it waits, has failed, or has values of another search."""
     import optuna
 
-    if one.state in {"waiting", "failed"} or (one.state == "pruned" and objectives > 1):
+    if trial.state in {"waiting", "failed"} or (trial.state == "pruned" and objectives > 1):
         return None
     params = {}
     for key, how in search.keys.items():
-        place = _place(how, known[key], one.values.get(key))
+        place = _place(how, known[key], trial.values.get(key))
         if place is None:
             return None
         params[key] = place
@@ -146,13 +146,13 @@ def _frozen(
         "running": optuna.trial.TrialState.RUNNING,
         "complete": optuna.trial.TrialState.COMPLETE,
         "pruned": optuna.trial.TrialState.PRUNED,
-    }[one.state]
+    }[trial.state]
     return optuna.trial.create_trial(
         state=state,
-        values=list(one.reached) if one.state == "complete" else None,
+        values=list(trial.reached) if trial.state == "complete" else None,
         params=params,
         distributions=dict(known),
-        intermediate_values=dict(one.steps) if one.state == "pruned" else None,
+        intermediate_values=dict(trial.steps) if trial.state == "pruned" else None,
     )
 
 

@@ -26,11 +26,11 @@ def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
     files = Files(str(tmp_path))
     keep(files, 5, b"five")
     assert files.steps() == {PART: [5]}
-    assert bytes(files.read(PART, 5)) == b"five"
+    assert bytes(files.read_part(PART, 5)) == b"five"
     assert files.digest(PART, 5) == kit_memory_files.sha256(memoryview(b"five"))
     files.check(PART, 5)
     # Another process of the node, such as the next start of the rank.
-    assert bytes(Files(str(tmp_path)).read(PART, 5)) == b"five"
+    assert bytes(Files(str(tmp_path)).read_part(PART, 5)) == b"five"
 
 
 def test_the_newest_two_steps_stay_and_a_write_takes_the_memory_of_the_oldest(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_a_writer_that_dies_leaves_the_steps_before_and_the_next_takes_its_draft
     assert again.steps() == {PART: [1]}
     left = (tmp_path / f"{PART}@writing").stat().st_ino
     keep(again, 2, b"2" * 20)
-    assert bytes(again.read(PART, 2)) == b"2" * 20
+    assert bytes(again.read_part(PART, 2)) == b"2" * 20
     assert (tmp_path / f"{PART}@2").stat().st_ino == left
 
 
@@ -68,10 +68,10 @@ def test_a_changed_byte_and_a_cut_file_are_damage(tmp_path: Path) -> None:
         files.check(PART, 7)
     os.truncate(path, path.stat().st_size - 1)
     with pytest.raises(DamagedError, match="is cut"):
-        files.read(PART, 7)
+        files.read_part(PART, 7)
     os.truncate(path, 3)
     with pytest.raises(DamagedError, match="has 3 bytes"):
-        files.read(PART, 7)
+        files.read_part(PART, 7)
 
 
 def test_a_digest_that_is_not_known_yet_is_none_until_it_is_noted(tmp_path: Path) -> None:
@@ -84,7 +84,7 @@ def test_a_digest_that_is_not_known_yet_is_none_until_it_is_noted(tmp_path: Path
     files.note_digest("shared", 1, kit_memory_files.sha256(memoryview(b"same")))
     files.check("shared", 1)
     assert files.digest("shared", 1) == kit_memory_files.sha256(memoryview(b"same"))
-    assert bytes(files.read("shared", 1)) == b"same"
+    assert bytes(files.read_part("shared", 1)) == b"same"
 
 
 def test_later_steps_and_parts_of_other_nodes_are_forgotten(tmp_path: Path) -> None:

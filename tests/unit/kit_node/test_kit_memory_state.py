@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from kit_memory_state import Layout, read
+from kit_memory_state import Layout, read_state
 
 
 class Array:
@@ -22,7 +22,7 @@ def kept(state: object) -> Any:
     layout = Layout(state)
     memory = bytearray(b"\xff" * layout.size)
     layout.write(memoryview(memory))
-    found = read(memoryview(memory))
+    found = read_state(memoryview(memory))
     memory[:] = bytes(layout.size)
     return found
 
