@@ -193,7 +193,8 @@ class Memory:
             return None
         states, problem = self._tried(
             lambda: [
-                read_state(self._files.read_part(part, step)) for part in (_part(self._rank), *([SHARED] if shared else []))
+                read_state(self._files.read_part(part, step))
+                for part in (_part(self._rank), *([SHARED] if shared else []))
             ]
         )
         if not self._all_well(step, problem) or states is None:
