@@ -116,7 +116,9 @@ def brought(named: str) -> SshConfiguration | None:
     try:
         content = untrusted_files.read_bytes(path, most=_MOST_BYTES)
     except OSError as error:
-        raise ToolError(f"{path}: cannot be read: {error.strerror}", hint="correct config under [ssh]") from None
+        raise ToolError(
+            f"{path}: cannot be read: {error.strerror}", hint="set 'config' in the [ssh] table to a readable file"
+        ) from None
     lines = tuple(line for line in content.decode(errors="replace").split("\n") if not _is_harmless(line))
     _check_includes(path, lines, project)
     programs = tuple(_programs(lines, project))
@@ -159,7 +161,9 @@ def _digest(path: Path) -> str:
     try:
         return hashlib.sha256(untrusted_files.read_bytes(path, most=_MOST_PROGRAM_BYTES)).hexdigest()
     except OSError as error:
-        raise ToolError(f"{path}: cannot be read: {error.strerror}", hint="correct config under [ssh]") from None
+        raise ToolError(
+            f"{path}: cannot be read: {error.strerror}", hint="set 'config' in the [ssh] table to a readable file"
+        ) from None
 
 
 def _is_own(path: Path, project: Path) -> bool:

@@ -257,7 +257,7 @@ class NodeFacts(Model):
 
 
 class TrustedFile(Model):
-    """A file of the project that ssh would obey."""
+    """An ssh configuration file of the project, and its lines that can run programs."""
 
     cluster: str
     file: str

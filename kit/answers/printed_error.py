@@ -10,7 +10,7 @@ from kit.schema.schema_base import Model
 
 
 class ErrorFacts(Model):
-    """An error."""
+    """The error of a failed command, as JSON."""
 
     kind: str = Field(alias="class", description="The class in kit.errors.")
     message: str

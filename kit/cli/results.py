@@ -49,7 +49,7 @@ Reduce = Annotated[
     Literal["last", "min", "max"],
     typer.Option(
         "--value",
-        help="The value of a metric that counts for a run: its last, lowest (min) or highest (max) value.",
+        help="Which value of a metric counts for a run: its last, its lowest (min) or its highest (max).",
     ),
 ]
 Output = Annotated[

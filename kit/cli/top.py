@@ -1,4 +1,4 @@
-"""kit top."""
+"""The command `kit top`: a live table of the ranks of a run."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
-from datetime import date
+from datetime import date, time
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,7 +117,9 @@ def _nested(table: Table) -> int:
 
 
 def check_values(table: Table, file: str) -> None:
-    """ConfigError for a table that is nested deeper than any table of the kit, and for values that no program can be given."""
+    """Raise ConfigError for tables nested more than 100 levels deep, and for a date, a time, an integer over 64 bits, inf or
+    nan.
+    """
     if _nested(table) > _DEEPEST:
         raise too_deep(file)
     wrong = [fault for key, value in _leaves(table) if (fault := _fault_of(key, value))]
@@ -139,10 +141,10 @@ def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
 
 def _fault_of(key: str, value: object) -> Fault | None:
     """The fault of a value that no JSON file and no program's option can hold."""
-    if isinstance(value, date):
+    if isinstance(value, date | time):
         return Fault(
             key=key,
-            problem="no key takes a date",
+            problem="no key takes a date or a time",
             got=str(value),
             allowed="numbers, true, false, text",
             hint=f'{key} = "{value}"',

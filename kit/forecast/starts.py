@@ -21,11 +21,11 @@ _LEAST_SHARES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class StartEstimate:
-    """The start of a request, in seconds since the epoch. None: never, with the cluster in its present state.
+    """The estimated start and end of a request, in seconds since the epoch. None: it cannot start on the cluster as it is now.
 
-    by_limits: the start if every job uses its whole limit. last: the start of the last of several pieces, else the same. ends_by:
-    `last` plus its own limit. likely, likely_end: start and end if all jobs, including this one, use as much of their limits as
-    recently ended jobs did; None if too few jobs ended recently.
+    by_limits: start if every job runs to its time limit. last: the same for the last of several pieces; by_limits for one
+    piece. ends_by: last plus its time limit. likely, likely_end: start and end if jobs use as much of their limit as recent
+    jobs did; None with too few recent jobs, and likely_end also for several pieces.
     """
 
     by_limits: float | None

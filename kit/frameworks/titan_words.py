@@ -1,7 +1,7 @@
-"""Arguments for TorchTitan as people type them for a generator of jobs: `a.b=c`, with or without `--cfg_options` before it.
+"""Converts overrides in Hydra's form (`a.b=c`, with or without `--cfg_options` before them) into TorchTitan's arguments.
 
-TorchTitan's own parser takes `--a.b=c`. For a TOML, overrides become such options. A fork that reads Python configurations takes
-them after `--cfg_options`, also for tables in tables.
+TorchTitan takes `--a.b=c`, so with a TOML configuration each override becomes such an option. Forks with Python configurations
+take the overrides after `--cfg_options`, nested tables included.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ def _start_here(run_dir: Path, rules: RelayRules, port: int, *, env: Mapping[str
         if shell.ended(pid) or time.monotonic() > until:
             shell.end(pid)
             said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-1:]
-            raise ToolError(f"the relay does not start: {''.join(said)}", hint=f"its log is {log}")
+            raise ToolError(f"the relay does not start: {''.join(said)}", hint=f"read the relay's log: {log}")
         time.sleep(_LOOK_S)
 
 
@@ -120,7 +120,7 @@ def _start_there(run_dir: Path, remote: SshHost, rules: RelayRules, port: int) -
         problem = (
             f"cluster {remote.name}: the relay does not start on {remote.connection.host}: {reply.text('said').strip()}"
         )
-        raise ToolError(problem, hint=f"its log is {remote.mirror.path_there(run_dir)}/logs/relay.log")
+        raise ToolError(problem, hint=f"read the relay's log: {remote.mirror.path_there(run_dir)}/logs/relay.log")
 
 
 def _ask(remote: SshHost, what: str, **words: object) -> Reply:

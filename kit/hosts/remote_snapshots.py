@@ -60,7 +60,10 @@ def fetch(cluster: LoginNode, tree_hash: str) -> None:
     files = {one.path: one.content for one in reply.files}
     tree = tree_listing.parse(files.get("listing", b""), name=f"snapshot {tree_hash[:12]} on {cluster.name}")
     if tree.hash != tree_hash:
-        raise RunError(f"cluster {cluster.name}: snapshot {tree_hash[:12]} has other content there", hint="--live")
+        raise RunError(
+            f"cluster {cluster.name}: snapshot {tree_hash[:12]} on the cluster is damaged: its hash does not match",
+            hint="--live",
+        )
     with tempfile.TemporaryDirectory(prefix="kit-tree-") as folder:
         for entry in tree.entries:
             path = Path(folder) / entry.path

@@ -36,7 +36,7 @@ def digest_file(path: Path) -> str:
         return known[before]
     digest = store.digest_of(path)
     if _key(path) != before:
-        raise LockError(f"{path} changed while it was read", hint="try again when nobody writes it")
+        raise LockError(f"{path} changed while it was read", hint="the same command when nobody writes to the file")
     if time.time() - path.stat().st_ctime > _SETTLED_S:
         _add(memory, {**known, before: digest})
     return digest

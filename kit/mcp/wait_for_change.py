@@ -22,7 +22,7 @@ from kit.schema.notify import Event
 from kit.slurm.client import JobId
 
 _LOOK_S, _ASK_S, _TELL_S = 1.0, 30.0, 10.0
-# Events that end a wait; `happened` gives one of fail and end.
+# Events that end a wait. For a run that has ended, `happened` returns either fail or end.
 _ALWAYS: tuple[Event, ...] = ("stall", "fail", "end")
 Progress = Callable[[float, float, str], Awaitable[None]]
 

@@ -185,7 +185,7 @@ def decide(
 
 
 def files(decisions: Decisions) -> tuple[PlanFile, ...]:
-    """All files of the run folder that are not copied."""
+    """All files of the run folder that the kit generates."""
     setup = (*decisions.resolved.cluster.setup, *decisions.job.setup)
     run = {"{run}": decisions.paths.inside.run}
     return (

@@ -10,7 +10,7 @@ from jinja2.sandbox import SandboxedEnvironment
 
 # Turns of all loops and calls of all macros together. A template of the kit takes some hundreds.
 _MOST_TURNS = 1_000_000
-# Characters or elements of a product, and the largest exponent.
+# The longest text or list that `*` may make, and the largest exponent of `**`.
 _LONGEST, _MOST_EXPONENT = 1_000_000, 64
 
 

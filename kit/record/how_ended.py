@@ -58,7 +58,7 @@ def state(run_dir: Path, facts: Facts) -> str:
 
 
 def reason(ended: str) -> str:
-    """squeue's reason for a job that ended in this state; empty where the state says it all."""
+    """squeue's reason for a job with this final state; empty for a state without one."""
     return _REASONS.get(ended, "")
 
 

@@ -1,4 +1,4 @@
-"""The nouns of the kit as frozen models: Job, Cluster, Mount, Image, Launcher."""
+"""Pydantic models (frozen) of the TOML files: Job, Cluster, Mount, Image, Launcher, Table."""
 
 from __future__ import annotations
 

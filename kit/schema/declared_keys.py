@@ -41,7 +41,7 @@ class Declared:
 
     @property
     def model(self) -> type[BaseModel] | None:
-        """The model of its table, if the keys of the table are declared."""
+        """The pydantic model of this key's value, if the value is a table with declared keys; else None."""
         return next((one for one in self.branches() if _is_model(one)), None)
 
     def branches(self) -> list[Any]:

@@ -13,7 +13,7 @@ Event = Literal["start", "fail", "stall", "end"]
 
 
 class Notify(Model):
-    """Notices by mail, Slack, Teams, a webhook, ntfy, or any other service of apprise. Each event is sent at most once."""
+    """Notifications by mail, Slack, Teams, a webhook, ntfy, or any other service of apprise. Each event is sent at most once."""
 
     on: tuple[Event, ...] = Field(
         default=(),

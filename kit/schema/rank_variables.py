@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-# Name -> meaning. If torchrun starts the ranks, it sets the first ones itself, to the same values.
+# Name -> meaning. Under torchrun, torchrun sets these itself, to the same values; rank.sh sets NODE_RANK from GROUP_RANK.
 OF_THE_RANK: Mapping[str, str] = {
     "RANK": "number of the rank among all ranks of its role, counted from 0",
     "WORLD_SIZE": "number of ranks of the role",

@@ -135,7 +135,7 @@ class Torchrun(Model):
 
 
 class Lines(Model):
-    """Shell lines of a job beside its ranks. Each runs in one shell, after the lines of `setup`."""
+    """Shell commands that a job runs outside its ranks. All lines of a table run in one shell, after those of `setup`."""
 
     lines: tuple[Text, ...] = Field(default=(), description="Shell lines, such as 'python prepare.py'.")
     container: bool = Field(

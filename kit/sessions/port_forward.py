@@ -1,4 +1,6 @@
-"""Forwards a port of this machine to a port of a job's node. Each connection is a step there, connected by its pipes."""
+"""Forwards a local port to a port on a node of the job. Each connection is a Slurm step of its own, which relays the data
+through its stdin and stdout.
+"""
 
 from __future__ import annotations
 

@@ -259,7 +259,7 @@ def nodes_in_service(*, env: Mapping[str, str], partition: str | None = None) ->
 
 
 def cancel(*job_ids: JobId, env: Mapping[str, str], gently: bool = False) -> None:
-    """Run scancel; SlurmError if Slurm does not know one of the jobs.
+    """Run scancel. SlurmError if it fails, for example for an id that is no job.
 
     gently: send TERM only to the batch scripts. Slurm's own TERM goes to every process of a job, including a DataLoader's
     workers, and a worker that dies takes its rank down before it has saved.

@@ -1,6 +1,6 @@
 """Runs Slurm's commands on this machine, or on a login node over ssh. The environment decides which.
 
-All modules of kit/slurm use this module, so they need not know where Slurm is.
+All modules of kit/slurm use this module, so they work the same with Slurm here and on a login node.
 """
 
 from __future__ import annotations

@@ -36,7 +36,7 @@ class Sent:
 
 @dataclass(kw_only=True)
 class Reply:
-    """One answer. whole: whether the program finished. stderr: of all its commands."""
+    """The output of one remote program. whole: whether the program ran to its end. stderr: of all its commands."""
 
     stderr: str = ""
     whole: bool = False

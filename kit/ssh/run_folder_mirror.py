@@ -42,7 +42,7 @@ _PATH = r"(?!\.)[^\0\n/]+(?:/(?!\.)[^\0\n/]+)*"
 
 @dataclass(frozen=True, kw_only=True)
 class There:
-    """The login node's own facts. runs, store: the user's folders."""
+    """User, folders and versions on a login node. runs, store: folders of run folders and of images, as paths of that machine."""
 
     user: str
     uid: str
@@ -253,7 +253,7 @@ def holding(run_dir: Path) -> Mirror | None:
 
 
 def folders(cluster: Cluster) -> dict[str, object]:
-    """The constants RUNS and STORE of a program."""
+    """Values of the shell variables RUNS (run folders) and STORE (images) for the programs of templates/remote."""
     return {
         "RUNS": shell_program.filled(cluster.runs),
         "STORE": shell_program.filled(cluster.paths.store or "{data}/images"),

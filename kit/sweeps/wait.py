@@ -15,7 +15,7 @@ from kit.sweeps.find import state_of
 from kit.sweeps.record import read_sweep
 
 _POLL_S = 2.0
-# How long a point may be neither in the queue nor ended in its own record: both may be updated late.
+# Seconds that a point may be absent from squeue without an end in its record: either can be late.
 _SETTLE_S = 10.0
 _UNSETTLED = {"LOST", "SUBMITTED", find.MISSING}
 

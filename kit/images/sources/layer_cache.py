@@ -160,7 +160,7 @@ class _Fetching:
                 raise ImageError(
                     f"{self._name}: the bytes of layer {digest} do not match its digest and size: the registry or a proxy sent"
                     " wrong data",
-                    hint="try again, or another mirror",
+                    hint="the same command again, or another mirror",
                 )
             if not self.ended.is_set():
                 partial.rename(target)

@@ -248,7 +248,7 @@ class Client:
             told = f"{error.get('code', '')} {error.get('message', '')}".rstrip()
             said += f": {told[:_LONGEST_MESSAGE]}{'…' if len(told) > _LONGEST_MESSAGE else ''}"
         message = f"{self._reference.plain}: the registry says {said}"
-        # Another tool would answer the challenge of another server.
+        # After a redirect, a 401 or 403 may come from another server, to which another tool would send the login of this one.
         elsewhere = not _is_same_server(answer.url, self._bases[0])
         refused = answer.status_code in (401, 403) and not elsewhere
         kind = CannotAskError if refused or answer.status_code >= 500 else ImageError

@@ -131,7 +131,7 @@ class EmbeddedCluster(Model):
         if init is None:
             raise SlurmError(
                 f"cluster {self.name}: its nodes have no namespaces of their own",
-                hint="start it as root, where namespaces can be made",
+                hint="start the cluster as root, on a machine that allows network and PID namespaces",
             )
         return ["nsenter", f"--target={init.pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--"]
 

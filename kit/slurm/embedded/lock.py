@@ -28,7 +28,7 @@ def held(folder: Path, *, timeout_s: float) -> Iterator[None]:
             if time.monotonic() > deadline:
                 raise SlurmError(
                     f"{folder.parent}: another `kit cluster` command has been at work for {timeout_s:g} s",
-                    hint="try again when it is done",
+                    hint="the same command when that one has ended",
                 )
             time.sleep(_POLL_S)
         yield

@@ -63,7 +63,7 @@ def parse(given: Iterable[str]) -> dict[str, str]:
     for text in given:
         key, separator, value = text.partition("=")
         if not separator:
-            raise UsageError(f"--conf {text}: no '='", hint="try: --conf SlurmdTimeout=60")
+            raise UsageError(f"--conf {text}: no '='", hint="--conf SlurmdTimeout=60")
         if key.lower() in map(str.lower, settings):
             raise UsageError(f"--conf {key}: given twice", hint=f"keep one --conf {key}=…")
         settings[key] = value
@@ -77,7 +77,7 @@ def checked(conf: Mapping[str, str]) -> dict[str, str]:
 
 def _checked(key: str, value: str) -> str:
     if not _KEY.fullmatch(key) or not _VALUE.fullmatch(value):
-        raise UsageError(f"--conf {key}={value}: not a line of slurm.conf", hint="try: --conf SlurmdTimeout=60")
+        raise UsageError(f"--conf {key}={value}: not a line of slurm.conf", hint="--conf SlurmdTimeout=60")
     name = key.lower()
     if name in _REFUSED:
         raise UsageError(f"--conf {key}: it would break the cluster: {_REFUSED[name]}", hint=f"leave out --conf {key}")
@@ -90,13 +90,11 @@ def _checked(key: str, value: str) -> str:
         return str(path)
     word = _KEPT_WORDS.get(name)
     if word and word not in value.split(","):
-        raise UsageError(
-            f"--conf {key}: without {word} the nodes do not start", hint=f"try: --conf {key}={word},{value}"
-        )
+        raise UsageError(f"--conf {key}: without {word} the nodes do not start", hint=f"--conf {key}={word},{value}")
     if name == "partitionname" and value.split(maxsplit=1)[0].lower() == "main":
         raise UsageError(
             "--conf PartitionName: the cluster has a partition main already",
-            hint="try: --conf 'PartitionName=urgent Nodes=ALL PriorityTier=10'",
+            hint="--conf 'PartitionName=urgent Nodes=ALL PriorityTier=10'",
         )
     return value
 

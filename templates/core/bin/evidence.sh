@@ -227,7 +227,7 @@ main() {
         [[ -z "${only}" || "${key##*@}" == "${only}" ]] || continue
         role="${key%@*}" stacks="${reports}/stacks.${key/@/.}" recorder="${reports}/recorder.${key/@/.}"
         files+=("${folder}${role:+/${role}}/rank-${key##*@}.txt")
-        # shellcheck disable=SC2086 # numbers of processes
+        # shellcheck disable=SC2086 # a list of PIDs
         keep "${files[-1]}" about_rank "${key}" ${processes[${key}]} &
     done
     if [[ -z "${only}" ]]; then

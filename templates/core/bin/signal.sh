@@ -33,7 +33,7 @@ look() {
         above="$(parent "${pid}")"
         if [[ "$(own_number "${above}")" == "${shell}" ]] && is_ready "${pid}"; then
             told["${pid}"]=1
-            # Signal the shell first: it notes that its program was told to end.
+            # Signal the shell first, so that it records the signal before its program exits.
             kill -s "${chosen}" "${above}" 2>/dev/null
             kill -s "${chosen}" "${pid}" 2>/dev/null
         fi

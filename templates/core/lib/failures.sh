@@ -4,8 +4,8 @@
 #
 # But the times come from the clocks of several nodes. A rank that lost its connection to a killed rank may have the earlier record,
 # and its exit code 1 would look like a fault of the program. So a rank that was killed alone comes first where both ends may be the
-# same event. Nobody kills a rank alone so soon because of another's end: torchrun waits 30 s after a TERM, failure_watch.sh 10 s. Slurm
-# kills rank.sh, too, though rank.sh may still write the record. `alone` in the record's name says that rank.sh has lived on.
+# same event. No clean-up kills a rank so early: torchrun waits 30 s after a TERM, failure_watch.sh 10 s. Slurm also kills rank.sh, which
+# may still write the record. `alone` in the record's name means that rank.sh outlived its program.
 #
 # With torchrun's own restarts (torchrun.max_restarts) an end may be followed by another start of the rank. Until then its record is in
 # the subfolder `restartable`, which the failure watch does not read. The rank's next start moves it to the subfolder `restarted`.

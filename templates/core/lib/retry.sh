@@ -180,7 +180,7 @@ retry::job() {
     fi
 }
 
-# Reads Slurm's record of the job once, for all questions that follow: each may have to wait for a busy controller.
+# Reads Slurm's record of the job once and keeps it: each call of scontrol may wait for a busy controller.
 retry::look() {
     [[ -z "${environment_batch}" ]] || retry_job="$(retry::job)"
     retry_looked=1

@@ -148,7 +148,7 @@ look_at() {
     ticks_before["${key}"]="${ticks}" bytes_before["${key}"]="${bytes}"
     if ((EPOCHSECONDS - ${sampled[${key}]:-0} >= (idle ? stack_every_idle : stack_every_busy) && EPOCHSECONDS - began < stacks_s)); then
         if ! sample "${key}"; then
-            # Without a stack, a rank that takes no CPU does not move.
+            # No stack could be read: an idle rank then counts as stuck, a busy one as making progress.
             ((idle)) || { moved=1; stacks["${key}"]="" places["${key}"]=- calls["${key}"]=""; }
         elif [[ "${frames_now}" != "${stacks[${key}]:-}" ]]; then
             stacks["${key}"]="${frames_now}" moved=1
