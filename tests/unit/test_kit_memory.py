@@ -291,7 +291,7 @@ def test_a_part_is_stored_and_fetched_with_the_token_alone(tmp_path: Path, servi
     (tmp_path / "own").mkdir()
     files = module("kit_memory_files").Files(str(tmp_path / "own"))
     serving.transfer.fetch(serving.server.address, b"token", "rank-0", 5, files)
-    assert files.read("rank-0", 5) == payload
+    assert files.read_part("rank-0", 5) == payload
     with pytest.raises(OSError, match=r"token|ended|reset"):
         serving.transfer.store(serving.server.address, b"other", "rank-0", 6, payload)
     with pytest.raises(OSError, match=r"token|ended|reset"):
