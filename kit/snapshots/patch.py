@@ -23,7 +23,9 @@ def against_commit(done: Scan) -> str:
         with tempfile.TemporaryDirectory(prefix="kit-index-") as folder:
             copy = Path(folder, "index")
             if git_index.exists():
-                shutil.copyfile(git_index, copy)
+                # With its time: git compares the contents of files that are not older than the index, whose size and time may be
+                # those of the commit although they were written after it.
+                shutil.copy2(git_index, copy)
             env = {"GIT_INDEX_FILE": str(copy)}
             env |= {"GIT_OBJECT_DIRECTORY": folder, "GIT_ALTERNATE_OBJECT_DIRECTORIES": str(objects)}
             if done.added:

@@ -369,6 +369,19 @@ def test_a_hostile_listing_is_refused(line: str) -> None:
         tree_listing.parse(text, name="x")
 
 
+def test_a_change_in_the_second_of_the_commit_is_in_the_patch(repo: Path) -> None:
+    """Same size, same time: git compares the contents only if the file is not older than its index, and so for a copy of it."""
+    git(repo, "config", "core.trustctime", "false")
+    at = time.time() - 60
+    os.utime(repo / "train.py", (at, at))
+    git(repo, "update-index", "--refresh")
+    size = (repo / "train.py").stat().st_size
+    (repo / "train.py").write_text("x" * size)
+    for path in ("train.py", ".git/index"):
+        os.utime(repo / path, (at, at))
+    assert f"+{'x' * size}" in patch.against_commit(taken(repo))
+
+
 def test_the_patch_makes_the_workspace_of_the_commit(repo: Path, tmp_path: Path) -> None:
     before = git(repo, "count-objects", "-v"), (repo / ".git/index").read_bytes()
     write(repo, {"train.py": "two\n", "lib/new.py": "new\n"})
