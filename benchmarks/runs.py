@@ -86,19 +86,21 @@ MONITORED = """\
 #SBATCH --nodes=1 --ntasks=1 --cpus-per-task=2 --output={out}.log
 KIT_RUN_DIR={run}
 source {run}/lib/log.sh
+source {run}/lib/loops.sh
 source {run}/lib/heartbeat.sh
+KIT_HEARTBEAT=1
 for ((i = 0; i < {rounds}; i++)); do
     kinds=(bare kit)
     ((i % 2)) && kinds=(kit bare)
     for kind in "${{kinds[@]}}"; do
         if [[ $kind == kit ]]; then
-            heartbeat::start 1
+            heartbeat::before_ranks
             {monitor} &
             sleep 2
         fi
         srun --overlap --mem=0 --ntasks=1 --cpus-per-task=1 --mpi=none python3 {steps} "$kind" >>{out} || exit 1
         if [[ $kind == kit ]]; then
-            heartbeat::stop
+            heartbeat::stopped
             scancel "$(squeue --noheader --steps --jobs="$SLURM_JOB_ID" --format='%i %j' | awk '/ kit-monitor$/ {{ print $1 }}')"
             wait
         fi

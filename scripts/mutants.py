@@ -44,7 +44,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "templates/core/lib/rank_variables.sh": ("tests/scripts/test_rank_variables.py", "tests/scripts/test_worker.py"),
     "templates/core/lib/retry.sh": ("tests/scripts/test_retry.py",),
     "templates/core/lib/role_policy.sh": ("tests/scripts/test_role_policy.py",),
-    "templates/core/lib/trust.sh": ("tests/scripts/test_trust.py",),
+    "templates/parts/trust/lib/trust.sh": ("tests/scripts/test_trust.py",),
 }
 _COMPARED: dict[type[ast.cmpop], str] = {
     ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "==", ast.In: "not in",

@@ -19,7 +19,7 @@ _TAIL_BYTES = 64 << 10
 _FILE = re.compile(r"slurm-(?P<job>\d+)\.(?P<node>.+)\.progress")
 # Time limits without a report. Slow phases: ten minutes, or ten steps. Other phases: three times the usual time between two
 # reports, or twice the longest recent one, at least 8 s (plus the collector's interval). A save or evaluation after the first one:
-# three times the longest so far. templates/core/lib/stall.awk applies the same rules on the nodes.
+# three times the longest so far. templates/parts/stall_watch/lib/stall.awk applies the same rules on the nodes.
 SLOW = frozenset({"start", "rendezvous", "compile", "save", "evaluate"})
 _SLOW_S, _LEAST_S, _USUAL_FACTOR, _SLOW_STEPS, _LONGEST_FACTOR = 600.0, 8.0, 3.0, 10.0, 2.0
 # rank.sh reports this phase when its program has ended.

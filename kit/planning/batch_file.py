@@ -16,7 +16,7 @@ from jinja2 import meta
 from kit.errors import ConfigError, Fault, nearest
 from kit.planning import foreign_script, parts, site_shell, steps, template_sandbox
 from kit.planning.decisions import Decisions
-from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
+from kit.planning.sbatch_header import explanation, sbatch_options
 from kit.render import configured, render
 from kit.schema import own_batch_script
 from kit.schema.world_size_text import world_text
@@ -77,20 +77,16 @@ def _variables(decisions: Decisions) -> dict[str, Any]:
 
 def _settings(decisions: Decisions) -> dict[str, Any]:
     """The settings of the batch script."""
-    job, unpacks = decisions.job, decisions.resolved.cluster.container.pyxis_unpacks
+    job = decisions.job
     return {
         "run_dir": decisions.site.run_dir,
-        "snapshot": decisions.site.snapshot.folder if decisions.site.snapshot else "",
-        "tree": decisions.site.snapshot.tree if decisions.site.snapshot else "",
         "code": parts.code_digest(decisions),
         "job_name": job.name,
         "images": [word for pin in decisions.pins.distinct for word in (pin.image, pin.digest)],
         "runtime": job.container.runtime,
-        "pyxis_unpacks": {None: "", True: "yes", False: "no"}[unpacks],
         "nodes": decisions.allocation.nodes,
         "world": world_text(decisions.world_sizes),
         "debug": job.debug,
-        "heartbeat": job.monitor.heartbeat,
         "lead": job.slurm.lead,
         "lead_signals": job.slurm.lead_signals,
         "grace": job.slurm.time_to_save,
@@ -98,15 +94,8 @@ def _settings(decisions: Decisions) -> dict[str, Any]:
         "retry_in_allocation": job.retry.in_allocation,
         "retry_requeue": job.retry.requeue,
         "no_progress": job.retry.no_progress,
-        "requeue_capped": goes_back(job) and not job.slurm.requeue,
+        "requeue_capped": job.goes_back and not job.slurm.requeue,
         "retry_codes": job.retry.exit_codes,
-        "preflight_timeout": job.preflight.timeout_s,
-        "unpack_timeout": job.preflight.unpack_s,
-        "preflight_on_failure": job.preflight.on_failure,
-        "all_reduce_timeout": job.preflight.all_reduce_s,
-        "stall": job.watch.limit if job.monitor.enabled else "",
-        "on_stall": job.watch.on_stall,
-        "patience": job.watch.patience,
         "avoid_dir": f"{decisions.site.runs_dir}/{AVOID_DIR}",
         "inherit": tuple(dict.fromkeys((*job.inherit, *site_shell.carried(decisions)))),
         "outlives": decisions.outlives,
@@ -120,14 +109,8 @@ def _steps(decisions: Decisions) -> dict[str, Any]:
         "roles": [{"facts": r.facts(), "env": r.env(), "argv": steps.role_step(decisions, r)} for r in decisions.roles],
         "step_groups": steps.step_groups(decisions),
         "signal_argv": steps.signal_step(decisions),
-        "evidence_argv": steps.evidence_step(decisions),
-        "monitor_argv": steps.monitor_step(decisions),
-        "preflight_argv": steps.preflight_step(decisions),
-        "probe_argv": steps.probe_step(decisions),
-        "stage_argv": steps.stage_step(decisions),
         # For templates that were ejected before parts had constants.
         "image_chain": steps.image_chain(decisions),
-        "container_argv": steps.container_step(decisions),
         "parts": parts.called_parts(decisions),
         "constants": parts.constants(decisions),
     }

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from kit.errors import ConfigError, Fault
 from kit.planning import rank_files
 from kit.planning.decisions import Decisions
-from kit.planning.sbatch_header import explanation, goes_back, sbatch_options
+from kit.planning.sbatch_header import explanation, sbatch_options
 from kit.render import quote, render
 from kit.runtimes import Container
 from kit.schema.mount import Mount
@@ -61,7 +61,7 @@ def plain_script(decisions: Decisions) -> str:
             "signal": _signal(options),
             # torchrun ends at any other signal.
             "rank_signal": _rank_signal(decisions),
-            "requeue": goes_back(job),
+            "requeue": job.goes_back,
         },
     )
 

@@ -25,7 +25,7 @@ def sbatch_options(decisions: Decisions) -> list[str]:
     options += [f"--signal=B:USR1@{slurm.lead}"] if slurm.lead and job.resources.time else []
     options += [f"--{n}={v}" for n, v in (("mail-user", slurm.mail_user), ("mail-type", slurm.mail_type)) if v]
     again = "--requeue=expedite" if decisions.resolved.cluster.expedited_requeue else "--requeue"
-    options += [again if goes_back(job) else "--no-requeue"]
+    options += [again if job.goes_back else "--no-requeue"]
     # With spares or replicas, the job continues after a lost node. Otherwise Slurm ends it and, with --requeue, queues it again.
     options += ["--no-kill"] if decisions.outlives else []
     options += [option for option in slurm.extra if not option.startswith(_GRES)]
@@ -75,11 +75,6 @@ def _gres_options(node: NodeShape, job: Job, allocation: Allocation) -> list[str
         others.insert(0, ":".join(filter(None, [name, kind or own, str(count)])))
         gpus = []
     return [*gpus, *([_GRES + ",".join(others)] if others else [])]
-
-
-def goes_back(job: Job) -> bool:
-    """Whether Slurm may queue the job again."""
-    return job.slurm.requeue or job.retry.requeue > 0 or job.preflight.on_failure == "exclude"
 
 
 def explanation(decisions: Decisions) -> Iterator[str]:

@@ -263,6 +263,11 @@ class Job(Model):
         return "watch" in self.model_fields_set and self.watch.stall is not False
 
     @property
+    def goes_back(self) -> bool:
+        """Whether Slurm may queue the job again."""
+        return self.slurm.requeue or self.retry.requeue > 0 or self.preflight.on_failure == "exclude"
+
+    @property
     def staged(self) -> ImageChoice | None:
         """The image's table if the image must be copied to the nodes."""
         return self.image if isinstance(self.image, ImageChoice) and self.image.stage in ("node", "chain") else None

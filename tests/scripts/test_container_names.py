@@ -18,6 +18,8 @@ from tests.warm import came
 LIB = laid_out.LIB
 FILE, REFERENCE = f"/store/sha256/{SHA}.sqsh", f"docker://reg.example#ns/name@sha256:{SHA}"
 
+ADD = 'steps::add_options() { printf "%s" "$*"; }'
+
 
 def bash(folder: Path, script: str, *, image: str = FILE, unpacks: str = "") -> str:
     """What a script says that has the batch script's constants; `scontrol` names <folder>/plugstack.conf."""
@@ -76,8 +78,8 @@ def test_the_clusters_file_wins(tmp_path: Path, unpacks: str, said: str) -> None
 )
 def test_steps_with_a_readonly_container_are_named(tmp_path: Path, words: str, named: bool) -> None:
     (tmp_path / "state").mkdir()
-    name = f"container_names::name {words.removeprefix('srun ')}"
-    script = f'container_names_prefix=kit-7-1700000000\n{name}\necho "${{container_names_named[*]}}"'
+    name = f"container_names::step_options {words.removeprefix('srun ')}"
+    script = f"container_names_prefix=kit-7-1700000000\n{ADD}\n{name}"
     assert bash(tmp_path, script) == (f"--container-name=kit-7-1700000000-{SHA[:12]}:no_exec" if named else "")
     assert (tmp_path / "state" / f"container-{SHA[:12]}").exists() == named
 
@@ -87,11 +89,12 @@ def test_an_image_that_is_mounted_beside_one_that_is_not_gets_no_name(tmp_path: 
     (tmp_path / "plugstack.conf").write_text("required spank_pyxis.so use_squashfuse=1\n")
     (tmp_path / "state").mkdir()
     names = "".join(
-        f'container_names::name --container-image={image} run\necho "[${{container_names_named[*]}}]"\n'
-        for image in (FILE, REFERENCE)
+        f'echo "[$(container_names::step_options --container-image={image} run)]"\n' for image in (FILE, REFERENCE)
     )
     said = bash(
-        tmp_path, f"container_names::unpacks && container_names_prefix=kit-7-1\n{names}", image=f"{FILE}' '{REFERENCE}"
+        tmp_path,
+        f"container_names::unpacks && container_names_prefix=kit-7-1\n{ADD}\n{names}",
+        image=f"{FILE}' '{REFERENCE}",
     )
     assert said.splitlines() == ["[]", f"[--container-name=kit-7-1-{SHA[:12]}:no_exec]"]
 

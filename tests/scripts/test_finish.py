@@ -11,7 +11,7 @@ import pytest
 from tests.scripts.batch_lab import BIN, BatchLab
 
 # What may take so long that Slurm kills the script in the middle of it.
-SLOW = ("steps::end_all", "stall_watch::end_evidence", "task_logs::merge", "notices::closed", "heartbeat::stop")
+SLOW = ("steps::end_all", "stall_watch::stopped", "task_logs::merge", "notices::closed", "heartbeat::stopped")
 
 
 def finish(lab: BatchLab, code: int, head: str = "") -> list[str]:
@@ -22,7 +22,9 @@ def finish(lab: BatchLab, code: int, head: str = "") -> list[str]:
     stubs = "".join(
         f'{name}() {{ echo "{name}: $(grep -c exit_code {record} 2>/dev/null || true) on record"; }}\n' for name in SLOW
     )
-    return lab.bash(f"KIT_PARTS=(notices)\n{stubs}{function}\n{head}\ntrap finish EXIT\nexit {code}")
+    return lab.bash(
+        f"KIT_PARTS=(notices stall_watch heartbeat)\n{stubs}{function}\n{head}\ntrap finish EXIT\nexit {code}"
+    )
 
 
 def ends(lab: BatchLab) -> list[tuple[str, str]]:

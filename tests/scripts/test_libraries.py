@@ -79,15 +79,15 @@ def test_an_event_that_cannot_be_written_ends_nothing(tmp_path: Path) -> None:
 
 
 def test_the_heart_beats_until_it_is_stopped(tmp_path: Path) -> None:
-    """0 seconds: never. Signals to the script's group do not end it, its stop does."""
+    """Signals to the script's group do not end it, its stop does."""
     script = (
         f'log::info() {{ echo "$*" >>{tmp_path}/beats; }}\n'
         f"beats() {{ for i in {{1..600}}; do (($(wc -l <{tmp_path}/beats) >= $1)) && return; sleep 0.05; done; }}\n"
-        f'touch {tmp_path}/beats; heartbeat::start 0; echo "fd:${{heartbeat_fd}}"; heartbeat::stop\n'
-        'heartbeat::start 1; heart=$!; beats 1; kill -TERM "${heart}"; kill -USR1 "${heart}"; beats 3; heartbeat::stop\n'
+        f"touch {tmp_path}/beats; heartbeat::stopped; KIT_HEARTBEAT=1\n"
+        'heartbeat::before_ranks; heart=$!; beats 1; kill -TERM "${heart}"; kill -USR1 "${heart}"; beats 3; heartbeat::stopped\n'
         'for i in {1..600}; do kill -0 "${heart}" 2>/dev/null || { echo gone; break; }; sleep 0.05; done'
     )
-    assert bash(script, "heartbeat") == ["fd:", "gone"]
+    assert bash(script, "loops", "heartbeat") == ["gone"]
     beats = (tmp_path / "beats").read_text().splitlines()
     assert len(beats) >= 3
     assert set(beats) == {"still running"}
@@ -95,7 +95,8 @@ def test_the_heart_beats_until_it_is_stopped(tmp_path: Path) -> None:
 
 def test_the_heart_stops_with_a_script_that_is_killed(tmp_path: Path) -> None:
     script = (
-        f"log::info() {{ :; }}\nsource {LIB}/heartbeat.sh\nheartbeat::start 600\necho $!\nsleep 600 {{heartbeat_fd}}>&-"
+        f"log::info() {{ :; }}\nsource {LIB}/loops.sh\nsource {LIB}/heartbeat.sh\nKIT_HEARTBEAT=600 heartbeat::before_ranks\n"
+        "echo $!\n(loops::close && exec sleep 600)"
     )
     with subprocess.Popen(["bash", "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True) as one:
         assert one.stdout is not None

@@ -36,12 +36,13 @@ def bash(folder: Path, script: str) -> str:
         "log",
         "numbers",
         "events",
-        "heartbeat",
-        "container_names",
+        "loops",
+        "parts",
         "steps",
         "failures",
         "nodes",
-        "node_checks",
+        "retry",
+        "preflight",
     )
     head = f"""
 set -uo pipefail
@@ -65,7 +66,7 @@ def test_a18_the_probe_starts_when_the_cache_folder_is_there(tmp_path: Path) -> 
         f"""
 KIT_PREFLIGHT_ARGV=(srun --job-name=kit-preflight {slow} run={tmp_path}/run cache={cache} nofile=1)
 KIT_PROBE_ARGV=(srun --job-name=kit-probe probe {cache} {tmp_path}/run)
-node_checks::nodes 2>&1; echo "code $?"
+preflight::check 2>&1; echo "code $?"
 """,
     )
     assert said.splitlines() == ["code 0"]
@@ -94,7 +95,7 @@ export DEAF={deaf}
 program={laid_out.BIN}/preflight.sh
 KIT_PREFLIGHT_ARGV=(srun --job-name=kit-preflight $program run={tmp_path}/run cache={tmp_path}/cache nofile=1)
 KIT_PROBE_ARGV=()
-node_checks::nodes 2>&1; echo "code $?"
+preflight::check 2>&1; echo "code $?"
 """,
     ).splitlines()
 
@@ -114,10 +115,10 @@ def test_a_node_that_slurm_never_reaches_fails_the_preflight(tmp_path: Path) -> 
 
 
 def staged(folder: Path, step: str, *, nodes: int = 3) -> list[str]:
-    """What node_checks::stage says of a step that runs this, with `folder` for the nodes' reports, on three nodes and a spare."""
+    """What staging::stage says of a step that runs this, with `folder` for the nodes' reports, on three nodes and a spare."""
     lab = BatchLab(folder)
     lab.command("srun", f"folder={lab.run_dir}/state/stage\n{step}")
-    script = 'nodes::learn_addresses; node_checks::stage; echo "code $? ${KIT_NODE_NAMES}"'
+    script = 'nodes::learn_addresses; staging::stage; echo "code $? ${KIT_NODE_NAMES}"'
     return lab.bash(f"KIT_NODES={nodes} KIT_STAGE_ARGV=(srun stage.sh)\n{script}")
 
 
@@ -147,7 +148,7 @@ def test_reasons_of_an_earlier_start_do_not_count(tmp_path: Path) -> None:
     lab.programs, lab.run_dir = tmp_path / "programs", tmp_path / "run"
     lab.programs.mkdir()
     lab.command("srun", "exit 0")
-    assert lab.bash('KIT_STAGE_ARGV=(srun stage.sh)\nnode_checks::stage; echo "code $?"')[-1] == "code 0"
+    assert lab.bash('KIT_STAGE_ARGV=(srun stage.sh)\nstaging::stage; echo "code $?"')[-1] == "code 0"
 
 
 def test_a_signal_ends_the_stage_step_with_term(tmp_path: Path) -> None:
@@ -164,7 +165,7 @@ def test_a_signal_ends_the_stage_step_with_term(tmp_path: Path) -> None:
         f"""KIT_STAGE_ARGV=(srun stage.sh)
         trap 'signals_got=TERM' USR1
         ( until [[ -e {lab.programs}/up ]]; do sleep 0.05; done; kill -USR1 $$ ) &
-        node_checks::stage; echo "code $?" """
+        staging::stage; echo "code $?" """
     )
     assert said[-1] == "code 143", said
     assert (lab.programs / "got").read_text() == "TERM\n"
@@ -197,23 +198,21 @@ chmod +x {tmp_path}/bin/once
 KIT_PREFLIGHT_ARGV=(srun --job-name=kit-preflight once run={tmp_path}/run cache={tmp_path}/cache nofile=1)
 KIT_PROBE_ARGV=(srun --job-name=kit-probe probe {tmp_path}/cache {tmp_path}/run) KIT_STAGE_ARGV=()
 {rest}
-node_checks::nodes 2>&1; echo "code $?"
+preflight::check 2>&1; echo "code $?"
 """,
     ).splitlines()
 
 
 def test_a_preflight_that_began_early_is_not_started_again(tmp_path: Path) -> None:
     """Whether it is still there when the batch script comes to it, or has ended long before."""
-    assert early(tmp_path / "soon", "node_checks::start_early") == ["code 0"]
-    assert early(tmp_path / "late", "node_checks::start_early; sleep 1") == ["code 0"]
+    assert early(tmp_path / "soon", "preflight::listed") == ["code 0"]
+    assert early(tmp_path / "late", "preflight::listed; sleep 1") == ["code 0"]
     assert [(tmp_path / name / "starts").read_text() for name in ("soon", "late")] == ["start\n", "start\n"]
 
 
 def test_no_preflight_begins_before_the_image_is_staged(tmp_path: Path) -> None:
     """It checks the node's own copy."""
-    said = early(
-        tmp_path, "KIT_STAGE_ARGV=(srun true); node_checks::start_early; echo ${steps_pid[kit-preflight]:-none}"
-    )
+    said = early(tmp_path, "KIT_STAGE_ARGV=(srun true); preflight::listed; echo ${steps_pid[kit-preflight]:-none}")
     assert said == ["none", "code 0"]
 
 
@@ -223,7 +222,7 @@ def test_c10_a_link_in_place_of_a_record_is_replaced_and_not_followed(tmp_path: 
     (tmp_path / "mine").write_text("kept")
     (tmp_path / "avoid" / "n2").symlink_to(tmp_path / "mine")
     settings = f"KIT_RUN_DIR={tmp_path} KIT_AVOID_DIR={tmp_path}/avoid SLURM_JOB_ID=7 SLURM_RESTART_COUNT=9"
-    bash(tmp_path, f"{settings}\nnode_checks::avoid {tmp_path}/state n2")
+    bash(tmp_path, f"{settings}\npreflight::avoid {tmp_path}/state n2")
     assert (tmp_path / "mine").read_text() == "kept"
     record = tmp_path / "avoid" / "n2"
     assert (record.is_symlink(), record.read_text()) == (False, "job 7: no answer\n")

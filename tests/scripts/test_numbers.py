@@ -30,8 +30,8 @@ SOUND = {
     ("templates/core/bin/signal.sh", "is_ready", "up"): "of /proc",
     ("templates/core/bin/evidence.sh", "has_handler", "mask"): "of /proc/PID/status",
     ("templates/core/lib/failures.sh", "failures::find_killed", "moved"): "of nodes::place_ranks",
-    ("templates/core/lib/trust.sh", "trust::safe_way", "owner"): "of stat",
-    ("templates/core/lib/trust.sh", "trust::safe_way", "mode"): "of stat",
+    ("templates/parts/trust/lib/trust.sh", "trust::safe_way", "owner"): "of stat",
+    ("templates/parts/trust/lib/trust.sh", "trust::safe_way", "mode"): "of stat",
     (
         "templates/remote/shared.sh",
         "send_changes",

@@ -26,7 +26,10 @@ def bash(folder: Path, script: str, *, capped: bool, requeue: int, restarts: int
         f"SLURM_RESTART_COUNT={restarts} environment_batch=1 environment_job=7 signals_got='' signals_slurms_term=''"
     )
     stubs = "log::info() { :; }; events::record() { :; }"
-    libraries = [LIB.with_name(f"{name}.sh") for name in ("clock", "numbers", "slurm", "stall_watch", "retry")]
+    libraries = [
+        LIB.with_name(f"{name}.sh")
+        for name in ("clock", "numbers", "slurm", "failures", "parts", "stall_watch", "retry")
+    ]
     source = "\n".join(f"source {library}" for library in libraries)
     text = f"set -uo pipefail\n{head}\n{state}\n{stubs}\n{source}\n{script}\n"
     env = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
@@ -104,7 +107,7 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
     (folder / "state").mkdir(exist_ok=True)
     usual = {
         "KIT_RUN_DIR": str(folder), "KIT_REQUEUE_CAPPED": "0", "KIT_RETRY_REQUEUE": "2", "KIT_RETRY_IN_ALLOCATION": "2",
-        "KIT_NO_PROGRESS": "0",
+        "KIT_NO_PROGRESS": "0", "KIT_PARTS": "(pinned_image stall_watch)",
         "KIT_LEAD": "120", "KIT_GRACE": "9", "KIT_NODES": "2",
         "KIT_NODE_NAMES": "'n1 n2'", "KIT_MASTER_ADDR": "n1", "KIT_MASTER_PORT": "29500",
         "environment_batch": "1", "environment_job": "7", "signals_got": "''", "signals_slurms_term": "''",
@@ -115,7 +118,7 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
         "endpoints::place",
         "steps::clear_deadline",
         "nodes::choose",
-        "node_checks::image",
+        "pinned_image::check_image",
     )
     stubs = {name: f"echo {name}" for name in names}
     stubs |= {"log::info": 'echo "$*"', "events::record": 'echo "event $*"', "nodes::short": 'echo "$*"'}
@@ -125,7 +128,8 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
     stubs["timeout"] = 'shift 3; "$@"'
     text = "".join(f"{name}() {{ {body}; }}\n" for name, body in stubs.items())
     sources = "\n".join(
-        f"source {LIB.with_name(name)}" for name in ("clock.sh", "numbers.sh", "slurm.sh", "stall_watch.sh", LIB.name)
+        f"source {LIB.with_name(name)}"
+        for name in ("clock.sh", "numbers.sh", "slurm.sh", "failures.sh", "parts.sh", "stall_watch.sh", LIB.name)
     )
     whole = f"set -uo pipefail\nnodes_all=(n1 n2 n3)\n{head}\nKIT_RETRY_CODES=(137 72)\n{text}{sources}\n{script}\n"
     return shell.run(["bash", "-c", whole], env={"PATH": os.environ["PATH"]}, check=False).stdout.splitlines()
@@ -189,7 +193,7 @@ def test_the_count_before_the_first_attempt_is_slurms(tmp_path: Path) -> None:
     assert script_of(tmp_path, look, SLURM_RESTART_COUNT="3") == ["3"]
 
 
-AGAIN = ["nodes::choose", "node_checks::image", "restart 1 of 2 in this allocation", "yes"]
+AGAIN = ["nodes::choose", "pinned_image::check_image", "restart 1 of 2 in this allocation", "yes"]
 
 
 @pytest.mark.parametrize(
@@ -212,7 +216,7 @@ def test_whether_the_ranks_are_started_again_here(tmp_path: Path, code: int, hea
 def test_without_nodes_or_the_image_there_is_no_restart_here(tmp_path: Path) -> None:
     script = 'retry::again 137 && echo yes || echo "no ${retry_possible} ${retry_in_allocation}"'
     assert script_of(tmp_path, script, commands={"nodes::choose": "return 1"}) == ["no 1 0"]
-    said = script_of(tmp_path, script, commands={"node_checks::image": "return 1"})
+    said = script_of(tmp_path, script, commands={"pinned_image::check_image": "return 1"})
     assert said == ["nodes::choose", "no  0"], "and none by the queue either"
 
 
@@ -366,15 +370,13 @@ def test_it_waits_for_late_steps_only_where_they_would_decide(tmp_path: Path) ->
 
 def test_starts_that_get_nowhere_are_no_restart_here(tmp_path: Path) -> None:
     script = "retry::gets_nowhere() { true; }\nretry::again 137 && echo yes || echo no"
-    assert script_of(tmp_path, script) == ["nodes::choose", "node_checks::image", "no"]
+    assert script_of(tmp_path, script) == ["nodes::choose", "pinned_image::check_image", "no"]
 
 
 @pytest.mark.parametrize(("on_stall", "again"), [("restart", True), ("end", False)])
 def test_after_a_standstill_the_job_says_whether_it_starts_again(tmp_path: Path, on_stall: str, again: bool) -> None:
     """Whatever retry.codes has."""
-    script = (
-        'KIT_RETRY_CODES+=("${stall_watch_code}")\nretry::is_retryable "${stall_watch_code}" && echo yes || echo no'
-    )
+    script = 'KIT_RETRY_CODES+=("${failures_stalled_code}")\nretry::is_retryable "${failures_stalled_code}" && echo yes || echo no'
     assert script_of(tmp_path, script, KIT_ON_STALL=on_stall) == ["yes" if again else "no"]
 
 

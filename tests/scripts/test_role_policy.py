@@ -28,10 +28,9 @@ nodes::find_lost() { nodes_bad=(${gone:-}); }
 nodes::replace() { ((${spare:-0})); }
 endpoints::place_one() { echo "place $1"; }
 endpoints::write() { echo write; }
-stall_watch::leave_out() { echo "leave out $1"; }
 declare -A steps_kill_since
-declare -A roles_unstarted roles_state roles_start roles_since roles_restarts endpoints_nodes steps_pid stall_watch_ended
-stall_watch_code=76 KIT_ON_STALL=end
+declare -A roles_unstarted roles_state roles_start roles_since roles_restarts endpoints_nodes steps_pid
+failures_stalled_code=76 KIT_ON_STALL=end KIT_PARTS=(stall_watch) KIT_RUN_DIR=/nowhere
 declare -a nodes_bad=()
 signals_got="" KIT_OUTLIVES=0 roles_sound_after=600 KIT_STEPS=0
 role() { # NAME POLICY [STATE]
@@ -44,10 +43,17 @@ role() { # NAME POLICY [STATE]
 }
 """
 
+# The part that ends steps itself, with its own end cut short.
+PARTS = f"""
+source {LIB.with_name("parts.sh")}
+source {LIB.with_name("stall_watch.sh")}
+stall_watch::leave_out() {{ echo "leave out $1"; }}
+"""
+
 
 def bash(script: str) -> list[str]:
     """What was called, a line each."""
-    text = f"set -uo pipefail\ndeclare -i KIT_STEPS\n{STUBS}\nsource {LIB}\n{script}\n"
+    text = f"set -uo pipefail\ndeclare -i KIT_STEPS\n{STUBS}\n{PARTS}\nsource {LIB}\n{script}\n"
     done = shell.run(["bash", "-c", text], env={"PATH": os.environ["PATH"]}, check=False)
     assert "rror" not in done.stderr, done.stderr
     assert "unbound" not in done.stderr, done.stderr

@@ -168,7 +168,7 @@ def test_evidence_that_is_not_finished_goes_with_the_job(lab: BatchLab) -> None:
         (folder / name).touch()
     lab.command("squeue", '[[ -e "${0%/*}/gone" ]] || echo "7.5 kit-evidence"')
     lab.command("scancel", 'touch "${0%/*}/gone"')
-    lab.bash("stall_watch::end_evidence")
+    lab.bash("stall_watch::stopped")
     assert [str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()] == ["rank-0.txt"]
     assert lab.calls("scancel") == ["scancel --signal=KILL 7.5"]
 
@@ -340,7 +340,7 @@ echo "got ${signals_got}, within $((steps_deadline - EPOCHSECONDS))"
 
 def test_a_term_while_the_nodes_are_looked_at_ends_no_stalled_step(lab: BatchLab) -> None:
     """It is ended at the deadline of the signal instead, with time to save."""
-    stubs = "nodes::look() { kill -TERM $$; sleep 0.1; }; stall_watch::doom() { echo doomed; }\n"
+    stubs = "nodes::look() { kill -TERM $$; sleep 0.1; }; KIT_PARTS=(stall_watch); stall_watch::trouble() { echo doomed; }\n"
     stubs += "signals::pass_on() { signals_got=$1; }\n"
     said = lab.bash(f'{stubs}KIT_OUTLIVES=1; signals::trap; kill -USR2 $$; sleep 0.1; echo "got ${{signals_got}}"')
     assert said == ["got TERM"]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from kit.planning.parts import all_parts
 from kit.snapshots import scan
 from kit.snapshots.store import Store
 from tests.scripts.batch_lab import BIN, BatchLab
@@ -34,7 +35,7 @@ class Taken:
 
     def prepare(self, tree: Path, then: str = "") -> list[str]:
         constants = f"KIT_SNAPSHOT={tree} KIT_TREE={tree.name}"
-        return self.lab.bash(f"{constants}\nworkspace::set_aside && workspace::prepare; echo code $?\n{then}")
+        return self.lab.bash(f"{constants}\nworkspace::listed && workspace::prepare; echo code $?\n{then}")
 
     @property
     def copy(self) -> Path:
@@ -100,9 +101,11 @@ def test_the_folder_is_there_while_its_content_changes(taken: Taken) -> None:
     tree = taken.put()
     constants = f"KIT_SNAPSHOT={tree} KIT_TREE={tree.name}"
     look = f'mv() {{ command mv "$@"; [[ -d {taken.copy} ]] || echo gone; }}'
-    assert taken.lab.bash(f"{constants}\nworkspace::set_aside\n{look}\nworkspace::prepare; echo code $?") == ["code 0"]
+    assert taken.lab.bash(f"{constants}\nworkspace::listed\n{look}\nworkspace::prepare; echo code $?") == ["code 0"]
     batch = (BIN / "batch.sh").read_text()
-    assert batch.index("workspace::set_aside") < batch.index("node_checks::start_early")
+    assert batch.index("parts::require listed") < batch.index("parts::require prepare")
+    order = [part.name for part in all_parts()]
+    assert order.index("workspace") < order.index("preflight")
 
 
 def test_what_a_kill_left_is_made_anew(taken: Taken) -> None:
@@ -134,13 +137,6 @@ def test_a_damaged_snapshot_is_refused(taken: Taken, broken: str) -> None:
     assert said[-1] == "code 1"
     assert any(f"the workspace in {tree} {what}; submit the job again" in line for line in said)
     assert [*taken.copy.iterdir()] == []
-
-
-def test_a_live_folder_is_left_alone(taken: Taken) -> None:
-    assert taken.lab.bash("KIT_TREE= KIT_SNAPSHOT=\nworkspace::set_aside && workspace::prepare; echo code $?") == [
-        "code 0"
-    ]
-    assert not taken.copy.exists()
 
 
 def test_an_empty_workspace(taken: Taken) -> None:

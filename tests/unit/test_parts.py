@@ -22,9 +22,9 @@ from tests.support import NODE, REPO
 
 BY_NAME = {case.name: case for case in CASES}
 # Counts of a plain job's scripts and their lines, which the batch script and the ranks source or run. They only go down.
-MOST_FILES, MOST_LINES = 53, 6_590
+MOST_FILES, MOST_LINES = 53, 6_370
 # The same without preflight and monitor; files that the batch script sources.
-MOST_LINES_BARE, MOST_SOURCED = 5_260, 25
+MOST_FILES_BARE, MOST_LINES_BARE, MOST_SOURCED = 48, 4_250, 20
 
 
 def own_files(case: str) -> set[str]:
@@ -50,7 +50,7 @@ def test_each_part_has_files_and_each_module_of_a_part_its_folder() -> None:
 def test_a_plain_job_imports_few_modules_of_parts() -> None:
     made = planned(BY_NAME["local-bare"]).decisions
     wanted = {part.name for part in all_parts() if part.may_be_wanted(made)}
-    assert wanted == {"callbacks", "monitor", "preflight"}
+    assert wanted == {"callbacks", "heartbeat", "monitor", "preflight", "stall_watch", "trust"}
     with_module = {module.name for module in pkgutil.iter_modules(parts.__path__)}
     assert wanted & with_module == {"callbacks"}
 
@@ -85,7 +85,13 @@ def run_files(case: str) -> dict[str, str]:
 @pytest.mark.usefixtures("_forgotten")
 @pytest.mark.parametrize(
     ("name", "case"),
-    [("hot_pages", "local-pyxis"), ("image_chain", "local-image-chain"), ("once", "migrated-megatron")],
+    [
+        ("hot_pages", "local-pyxis"),
+        ("image_chain", "local-image-chain"),
+        ("once", "migrated-megatron"),
+        ("container_names", "local-pyxis"),
+        ("staging", "local-image-chain"),
+    ],
 )
 def test_a_part_can_be_taken_out_and_put_in_again(
     name: str, case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -136,7 +142,9 @@ def test_a_plain_job_has_no_part_that_it_did_not_ask_for() -> None:
 
 def test_a_run_with_all_checks_off_has_less() -> None:
     case = replace(BY_NAME["local-bare"], overrides=("preflight.enabled=false", "monitor.enabled=false"))
-    assert sum(file.text.count("\n") for file in planned(case).files) <= MOST_LINES_BARE
+    files = planned(case).files
+    assert len(files) <= MOST_FILES_BARE
+    assert sum(file.text.count("\n") for file in files) <= MOST_LINES_BARE
 
 
 def test_the_batch_script_sources_few_libraries() -> None:
@@ -175,6 +183,28 @@ def test_ranks_are_observed_in_a_job_with_a_table_watch(stall: object, observed:
     job = made.job if stall is None else made.job.model_copy(update={"watch": Watch.model_validate({"stall": stall})})
     names = file_names(replace(made, resolved=replace(made.resolved, job=job)))
     assert ("bin/sample-ranks.sh" in names, "lib/rank_samples.awk" in names) == (observed, observed)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ((), "watch"),
+        (("watch.stall=false",), None),
+        (("retry.in_allocation=1",), "watch"),
+        (("watch.stall=false", "retry.in_allocation=1"), "retry.no_progress"),
+        (("watch.stall=false", "retry.in_allocation=1", "retry.no_progress=0"), None),
+        (("watch.stall=false", "retry.requeue=1"), "retry.no_progress"),
+        (("watch.stall=false", "preflight.on_failure=exclude"), "retry.no_progress"),
+        (("monitor.enabled=false", "retry.in_allocation=1"), None),
+    ],
+)
+def test_the_stall_watch_is_there_for_alarms_and_for_jobs_whose_steps_are_counted(
+    overrides: tuple[str, ...], key: str | None
+) -> None:
+    plan = planned(replace(BY_NAME["local-bare"], overrides=overrides))
+    assert dict(parts.called_parts(plan.decisions)).get("stall_watch") == key
+    head = plan.text_of("batch.sh").partition(render.MARK)[0]
+    assert ("lib/stall.awk" in {file.name for file in plan.files}, "KIT_EVIDENCE_ARGV" in head) == (bool(key),) * 2
 
 
 @pytest.mark.parametrize(

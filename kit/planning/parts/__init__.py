@@ -38,13 +38,15 @@ def called_parts(decisions: Decisions) -> list[tuple[str, str]]:
 
 
 def constants(decisions: Decisions) -> list[tuple[str, Any]]:
-    """Name -> value of this run's parts in the head of the batch script, without empty values. A name has its kind: `-a X`."""
+    """Name -> value of this run's parts in the head of the batch script, without empty lists and tables. A name has its
+    kind: `-a X`.
+    """
     wanted = [part for part in all_parts() if part.asked_by(decisions) is not None]
     return [
         (f"{_kind(value)}{name}", value)
         for part in wanted
         for name, value in part.constants(decisions).items()
-        if value
+        if value not in ([], (), {})
     ]
 
 

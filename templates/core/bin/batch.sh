@@ -8,17 +8,13 @@
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR={{ run_dir | sh }}
-readonly KIT_SNAPSHOT={{ snapshot | sh }}
-readonly KIT_TREE={{ tree | sh }}
 readonly KIT_CODE={{ code | sh }}
 readonly KIT_JOB_NAME={{ job_name | sh }}
 readonly -a KIT_IMAGES={{ images | sh }}
 readonly KIT_RUNTIME={{ runtime | sh }}
-readonly KIT_PYXIS_UNPACKS={{ pyxis_unpacks | sh }}
 readonly KIT_NODES={{ nodes | sh }}
 readonly KIT_WORLD={{ world | sh }}
 readonly KIT_DEBUG_DEFAULT={{ debug | sh }}
-readonly KIT_HEARTBEAT={{ heartbeat | sh }}
 readonly KIT_LEAD={{ lead | sh }}
 readonly KIT_LEAD_SIGNALS={{ lead_signals | sh }}
 readonly KIT_GRACE={{ grace | sh }}
@@ -28,13 +24,6 @@ readonly KIT_RETRY_REQUEUE={{ retry_requeue | sh }}
 readonly KIT_NO_PROGRESS={{ no_progress | sh }}
 readonly KIT_REQUEUE_CAPPED={{ requeue_capped | sh }}
 readonly -a KIT_RETRY_CODES={{ retry_codes | sh }}
-readonly KIT_PREFLIGHT_TIMEOUT={{ preflight_timeout | sh }}
-readonly KIT_UNPACK_TIMEOUT={{ unpack_timeout | sh }}
-readonly KIT_PREFLIGHT_ON_FAILURE={{ preflight_on_failure | sh }}
-readonly KIT_ALL_REDUCE_TIMEOUT={{ all_reduce_timeout | sh }}
-readonly KIT_STALL={{ stall | sh }}
-readonly KIT_ON_STALL={{ on_stall | sh }}
-readonly KIT_PATIENCE={{ patience | sh }}
 readonly KIT_AVOID_DIR={{ avoid_dir | sh }}
 readonly -a KIT_INHERIT={{ inherit | sh }}
 readonly KIT_OUTLIVES={{ outlives | sh }}
@@ -78,12 +67,6 @@ make_step_{{ group.number }} {{ row }}
 {% endif %}
 {% endfor %}
 readonly -a KIT_SIGNAL_ARGV={{ signal_argv | sh }}
-readonly -a KIT_EVIDENCE_ARGV={{ evidence_argv | sh }}
-readonly -a KIT_MONITOR_ARGV={{ monitor_argv | sh }}
-readonly -a KIT_PREFLIGHT_ARGV={{ preflight_argv | sh }}
-readonly -a KIT_PROBE_ARGV={{ probe_argv | sh }}
-readonly -a KIT_STAGE_ARGV={{ stage_argv | sh }}
-readonly -a KIT_CONTAINER_ARGV={{ container_argv | sh }}
 # Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
 readonly -a KIT_PARTS=(
 {% for name, asked_by in parts %}
@@ -123,27 +106,21 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/slurm.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
-source "${KIT_RUN_DIR}/lib/workspace.sh"
-source "${KIT_RUN_DIR}/lib/heartbeat.sh"
-source "${KIT_RUN_DIR}/lib/container_names.sh"
+source "${KIT_RUN_DIR}/lib/loops.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/failure_watch.sh"
-source "${KIT_RUN_DIR}/lib/stall_watch.sh"
-source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
 source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
-source "${KIT_RUN_DIR}/lib/reports.sh"
 source "${KIT_RUN_DIR}/lib/parts.sh"
 parts::source
 
 end_attempt() {
     failure_watch::stop
-    stall_watch::stop
     parts::call after_attempt
 }
 
@@ -176,11 +153,8 @@ finish() {
     # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
-    # On this node the collector may have been killed after the last rank looked for it.
-    reports::remove_unused
     parts::call end
-    stall_watch::end_evidence
-    heartbeat::stop
+    parts::call stopped
     failures::release_space
     task_logs::merge
     case "${what}" in
@@ -212,7 +186,6 @@ train() {
         retry::begin_attempt || return 1
         parts::call before_attempt
         failure_watch::start
-        stall_watch::start
         roles::run
         code=$?
         end_attempt
@@ -241,22 +214,20 @@ main() {
     nodes::list || exit 1
     events::record start nodes "${SLURM_JOB_NODELIST}"
     # The nodes check themselves while this script does the rest.
-    workspace::set_aside || exit 1
-    node_checks::start_early
-    workspace::prepare || exit 1
+    parts::require listed || exit $?
+    parts::require prepare || exit $?
     nodes::resolve || exit 1
     nodes::banner
     parts::call begun
     failures::reserve_space
-    node_checks::image || exit "${node_checks_failed_code}"
-    node_checks::stage || exit $?
-    container_names::begin
-    node_checks::nodes || exit $?
+    parts::require check_image || exit $?
+    events::record phase name image
+    parts::require stage || exit $?
+    events::record phase name preflight
+    parts::require check || exit $?
     # The node checks may queue the job again. After them, limit how often Slurm itself does.
     retry::cap_slurm
 
-    heartbeat::start "${KIT_HEARTBEAT}"
-    node_checks::all_reduce || exit $?
     parts::require before_ranks || exit $?
     train
     exit $?

@@ -10,8 +10,9 @@ readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
 source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
-source "${KIT_RUN_DIR}/lib/reports.sh"
 source "${KIT_RUN_DIR}/lib/placeholders.sh"
+# shellcheck source=/dev/null
+[[ ! -r "${KIT_RUN_DIR}/lib/reports.sh" ]] || source "${KIT_RUN_DIR}/lib/reports.sh"
 KIT_RANK_ARGS=() KIT_WARM=() KIT_KEEP="" KIT_MEMORY=""
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${KIT_PROGRAM_FILE}"
@@ -37,17 +38,6 @@ rank::is_orphan() {
     [[ -n "${KIT_SLURMSTEPD:-}" ]] || return 1
     [[ -z "${rank_stepd}" ]] || { read -r line <&"${rank_stepd}"; } 2>&-
     [[ "${line}" != *"(slurmstepd) "[!ZX]* ]]
-}
-
-# Marks this rank's report as ended, so that the rank does not count as stalled.
-rank::end_report() {
-    # shellcheck disable=SC2153 # RANK comes from torchrun or worker.sh
-    local -r file="/dev/shm/kit-${EUID}-${SLURM_JOB_ID:-}/${KIT_ROLE:-}@${RANK}"
-    local step rest more
-    [[ -O "${file}" && ! -L "${file}" ]] || return 0
-    { read -r step _ rest && IFS= read -r more; } 2>/dev/null <"${file}" || return 0
-    # The second line is for `kit time`.
-    printf '%-127s\n%s\n' "${step} end ${rest}" "${more}" >"${file}"
 }
 
 # Completes the program's words: the values of a role, of `kit rerun --rotate`, and of this rank.
@@ -79,8 +69,10 @@ rank::choose_start() {
 # Cleans up after the program, and records its end. Changes the caller's `code`; reads its `pipe` and `signalled`.
 rank::finish() {
     umask g-w,o-w
-    rank::end_report
-    reports::remove_unused
+    if declare -F reports::end >/dev/null; then
+        reports::end
+        reports::remove_unused
+    fi
     [[ -z "${KIT_MEMORY}" ]] || memory_checkpoints::remove_unused
     # Without its slurmstepd, a rank dies of some signal: of HUP under Pyxis.
     if ((code > 128)) && rank::is_orphan; then
@@ -88,6 +80,7 @@ rank::finish() {
         code=137
     fi
     [[ -z "${pipe}" ]] || { printf 'ended\n' >&"${pipe}"; } 2>&- || true
+    # shellcheck disable=SC2153 # RANK comes from torchrun or worker.sh
     if ((code)) && failures::record_rank "${RANK}" "${code}" "${signalled}" && [[ -n "${signalled}" ]]; then
         # The program was told to end, and did. srun and torchrun would answer any code but 0 by killing the ranks that still save.
         # The batch script reads the recorded code.

@@ -1,7 +1,6 @@
 # shellcheck shell=bash
 # Watches for two failures that no exit code reports in time: a rank that fails while a launcher waits for ranks that do not react,
-# and a node that Slurm has given up while ranks on other nodes wait for it. The loop tells the batch script by USR2. It lives as
-# long as the pipe that only this script holds open, as in heartbeat.sh.
+# and a node that Slurm has given up while ranks on other nodes wait for it. The loop tells the batch script by USR2.
 
 # Seconds that the other ranks get once one has failed. srun's own --kill-on-bad-exit is faster where it sees the ranks.
 readonly failure_watch_grace=10
@@ -11,36 +10,26 @@ declare -A failure_watch_known=()
 readonly failure_watch_tick=2 failure_watch_nodes_every=30
 
 failure_watch::start() {
-    failure_watch_fd=""
-    exec {failure_watch_fd}> >(failure_watch::loop "$$" "$(failures::folder '*')" "${KIT_OUTLIVES}")
+    loops::start failure_watch failure_watch::loop "$$" "$(failures::folder '*')" "${KIT_OUTLIVES}"
 }
 
 failure_watch::stop() {
-    if [[ -n "${failure_watch_fd:-}" ]]; then
-        exec {failure_watch_fd}>&-
-        failure_watch_fd=""
-    fi
+    loops::stop failure_watch
 }
 
+# failure_watch::loop BATCH FOLDERS OUTLIVES
 failure_watch::loop() {
-    local -r batch="$1" folders="$2" outlives="$3"
-    local -i status failed_at=0 looked_at=0
-    trap '' TERM USR1 USR2 INT HUP
-    [[ -z "${heartbeat_fd:-}" ]] || exec {heartbeat_fd}>&-
-    while true; do
-        IFS= read -r -t "${failure_watch_tick}" _
-        status=$?
-        # read: a status above 128 is a time-out; any other failure is the end of the pipe.
-        ((status > 128)) || return 0
-        if failures::listed "${folders}"; then
+    local -i failed_at=0 looked_at=0
+    while loops::pause "${failure_watch_tick}"; do
+        if failures::listed "$2"; then
             ((failed_at)) || failed_at=EPOCHSECONDS
-            ((EPOCHSECONDS - failed_at < failure_watch_grace)) || kill -USR2 "${batch}" 2>/dev/null
+            ((EPOCHSECONDS - failed_at < failure_watch_grace)) || kill -USR2 "$1" 2>/dev/null
         else
             failed_at=0
         fi
-        if ((outlives && EPOCHSECONDS - looked_at >= failure_watch_nodes_every)); then
+        if (($3 && EPOCHSECONDS - looked_at >= failure_watch_nodes_every)); then
             looked_at=EPOCHSECONDS
-            failure_watch::look_at_nodes && kill -USR2 "${batch}" 2>/dev/null
+            failure_watch::look_at_nodes && kill -USR2 "$1" 2>/dev/null
         fi
     done
 }

@@ -14,6 +14,11 @@
 readonly failures_skew_s=5
 # 128 + SIGKILL, and the seconds that rank.sh must outlive the program by. Slurm kills a step's processes within some hundredths.
 readonly failures_killed_code=137 failures_alone_s=0.2
+# Exit codes of a run whose ranks stalled, and of one whose nodes or image were refused before the ranks. Programs do not have
+# these by convention: BSD's sysexits call the second EX_OSFILE.
+readonly failures_stalled_code=76
+# shellcheck disable=SC2034
+readonly failures_refused_code=72
 # The file of failures::record, where it is not marked yet.
 failures_recorded=""
 # Bytes that this script's output had before each step.
@@ -242,7 +247,7 @@ failures::explain() {
     failures::release_space
     [[ -z "${full}" ]] || log::error "no space is left where the run folder is: ${full}"
     # The ranks were killed because they stalled, which was reported already.
-    ((step_code != stall_watch_code)) || return "${step_code}"
+    ((step_code != failures_stalled_code)) || return "${step_code}"
     read -r _ _ code _ < <(failures::first '*')
     [[ -z "${code}" ]] || numbers::keep code
     if [[ -n "${signals_got}" ]] && [[ " 129 130 138 140 143 " == *" ${code} "* ]]; then

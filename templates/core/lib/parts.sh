@@ -2,15 +2,28 @@
 # Parts: features that are in a run only where a key of its job asks for them. KIT_PARTS has their names. A part
 # has its functions in lib/NAME.sh, and those that are named after a phase are called here:
 #
-#   begun               the batch script has listed its nodes
-#   before_stage        the image is about to be copied to the nodes; after_stage: it is there, or could not be copied
-#   before_ranks        once, after all checks of the nodes; a code other than 0 ends the job
+#   listed              the nodes are listed, and nothing that takes time has begun
+#   prepare             the nodes may check themselves meanwhile
+#   begun               the nodes' addresses are known
+#   check_image         before each start of the ranks
+#   stage               the image comes to the nodes; before_stage, after_stage: around that
+#   check               the nodes are checked
+#   before_ranks        once, after all of these
+#                       Up to here, a code other than 0 ends the job, but for those of `begun`, `before_stage` and `after_stage`.
+#   first_start_s       prints the seconds that the first start of a container may take longer
+#   step_options        a step is about to start with these words; a part may add options of srun
+#   programs_started    a step of the job's own programs was started; called repeatedly
 #   before_attempt      each time before the ranks start; after_attempt: they have ended; after_last_attempt: they do not start again
 #   held                whether the ranks of this attempt have stopped in a step that they can start again in
 #   start_held          starts them there; step_started: the ranks have another step
+#   has_ended           whether a part has ended the step of this role itself
+#   role_ended          a role's step has ended; a part may change `code`
+#   trouble             a loop in the background has sent USR2
+#   furthest            prints how far the ranks have come
 #   judge_stall         the stall watch looks, and may set the fields of its alarm; say_stall: reports an alarm that a part has raised
 #   event               something was added to the run's events that notices may be about
-#   end                 all steps are gone; closed: the end is recorded
+#   keeps_step          whether a step is not ended with the others; steps_ended: those have ended
+#   end                 all steps are gone; stopped: nothing else is started; closed: the end is recorded
 #
 # docs/internals/parts.md says how to write one.
 

@@ -76,7 +76,7 @@ retry::again() {
         return 1
     fi
     nodes::choose || return 1
-    node_checks::image || {
+    parts::require check_image || {
         retry_possible=""
         return 1
     }
@@ -116,14 +116,14 @@ retry::gets_nowhere() {
 
 retry::furthest() {
     local furthest=""
-    read -r _ furthest < <(stall_watch::judge 0 0 0)
+    read -r _ furthest < <(parts::call furthest)
     printf '%s' "${furthest:--}"
 }
 
 retry::is_retryable() {
     local code
-    if (($1 == stall_watch_code)); then
-        [[ "${KIT_ON_STALL}" == restart ]]
+    if (($1 == failures_stalled_code)); then
+        [[ "${KIT_ON_STALL:-}" == restart ]]
         return $?
     fi
     for code in "${KIT_RETRY_CODES[@]}"; do

@@ -21,10 +21,7 @@ role_policy::on_end() {
     if ! failures::any "${name}-${roles_start[${name}]}" && role_policy::lost_a_node "${name}" "${code}"; then
         code="${role_policy_lost_code}"
     fi
-    if ((code)) && [[ -n "${stall_watch_ended[${name}]:-}" ]]; then
-        code="${stall_watch_code}"
-        [[ "${KIT_ON_STALL}" != restart ]] || stall_watch::leave_out "${name}"
-    fi
+    parts::call role_ended "${name}"
     failures::say_restarts "${name}-${roles_start[${name}]}"
     [[ -z "${of[folder]}" ]] || log::info "role ${name} has ended, with ${code}"
     if [[ -n "${signals_got}" ]]; then
@@ -45,7 +42,7 @@ role_policy::may_have_killed() {
     local -r name="${of[name]}"
     local -i tasks="${of[ranks]}"
     local word
-    [[ -z "${signals_got}${steps_kill_since[${name}]:-}${stall_watch_ended[${name}]:-}" ]] || return 1
+    [[ -z "${signals_got}${steps_kill_since[${name}]:-}" ]] && ! parts::any has_ended "${name}" || return 1
     for word in "${argv[@]}"; do
         [[ "${word}" != --ntasks=* ]] || tasks="${word#*=}"
     done

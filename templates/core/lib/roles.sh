@@ -34,7 +34,7 @@ roles::run() {
         for ((i = 0; i < KIT_STEPS; i++)); do
             roles::look "${i}"
         done
-        steps::start_monitor
+        parts::call programs_started
         signals::ask_again
         signals::check_carried
         role_policy::judge

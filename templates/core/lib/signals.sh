@@ -64,7 +64,7 @@ signals::on_trouble() {
     # Once the run is over, the ranks that are left have their own deadline.
     [[ -z "${signals_got}${roles_over}" ]] && ! parts::any held || return 0
     role_policy::doom
-    [[ -n "${signals_got}" ]] || stall_watch::doom
+    [[ -n "${signals_got}" ]] || parts::call trouble
 }
 
 # signals::ask_whose CAME: notes whether the TERM that came at this time is Slurm's own. One is, until Slurm answers: then this script

@@ -6,9 +6,9 @@ declare -A steps_pid=()
 declare -i steps_deadline=0
 declare -A steps_deadline_of=() steps_why_of=() steps_kill_since=() steps_kill_next=()
 declare -i steps_code=0
-steps_env=() steps_why="" steps_monitored=""
+steps_env=() steps_why=""
 # Files of the next step only, in place of /dev/null and this script's own output.
-steps_stdin="" steps_stdout=""
+steps_stdin="" steps_stdout="" steps_options=()
 
 # steps::set_env NAME=VALUE…: sets the environment that only the next step gets.
 steps::set_env() {
@@ -38,37 +38,30 @@ steps::doom() {
 steps::start() {
     local -r name="$1" srun="$2"
     shift 2
-    container_names::name "$@"
+    steps_options=()
+    parts::call step_options "$@"
     failures::note_output "${name}"
-    steps::spawn "${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${container_names_named[@]}" "${environment_share[@]}" "$@"
+    steps::spawn "${srun}" --nodelist="${KIT_NODE_NAMES// /,}" "${steps_options[@]}" "${environment_share[@]}" "$@"
     steps_pid["${name}"]=$!
     steps_env=() steps_stdin="" steps_stdout=""
     unset "steps_kill_since[${name}]" "steps_kill_next[${name}]" "steps_deadline_of[${name}]" "steps_why_of[${name}]"
 }
 
-# Starts the monitor, once, when the first step of the job's own programs was started: it must not delay them.
-steps::start_monitor() {
-    [[ -z "${steps_monitored}${steps_pid[kit-monitor]:-}" ]] && ((${#KIT_MONITOR_ARGV[@]})) || return 0
-    steps_monitored=1
-    steps::start kit-monitor "${KIT_MONITOR_ARGV[@]}"
+# steps::add_options WORD…: further options of srun for the step that is about to start.
+steps::add_options() {
+    steps_options+=("$@")
 }
 
-# Runs in the background, without the pipes of heartbeat.sh, failure_watch.sh, stall_watch.sh and hot_pages.sh, which must have only one holder.
-# When such a subshell is killed, bash prints its source, which is one word here.
+# Runs in the background, without the pipes of loops.sh. When such a subshell is killed, bash prints its source, which is one word here.
 steps::spawn() {
     steps::become "$@" &
 }
 
 steps::become() {
-    local fd pair
-    for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}" "${stall_watch_fd:-}" "${hot_pages_fd:-}"; do
-        [[ -z "${fd}" ]] || exec {fd}>&-
-    done
+    local pair
     exec <"${steps_stdin:-/dev/null}"
     [[ -z "${steps_stdout}" ]] || exec >"${steps_stdout}"
-    for fd in "${warm_ranks_orders:-}" "${warm_ranks_reports:-}"; do
-        [[ -z "${fd}" ]] || exec {fd}>&-
-    done
+    loops::close
     for pair in "${steps_env[@]}"; do
         export "${pair?}"
     done
@@ -189,16 +182,16 @@ steps::signal() {
     slurm::ask scancel --signal="${signal}" "${ids[@]}" 2>/dev/null || true
 }
 
-# Ends every step that still runs. Each is asked first, then killed, and never waited for longer than ten seconds. Their containers
-# go last.
+# Ends every step that still runs. Each is asked first, then killed, and never waited for longer than ten seconds. A part may end its
+# own step when the others are gone.
 steps::end_all() {
     local -a names=()
     local name
     for name in "${!steps_pid[@]}"; do
-        [[ "${name}" == kit-container ]] || names+=("${name}")
+        parts::any keeps_step "${name}" || names+=("${name}")
     done
     steps::end 100 "${names[@]}"
-    container_names::end
+    parts::call steps_ended
 }
 
 # steps::end TENTHS NAME…

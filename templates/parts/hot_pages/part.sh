@@ -22,34 +22,21 @@ hot_pages::find() {
     trust::is_own_file "${hot_pages_list}"
 }
 
-# Starts to learn in the background. It lives as long as the pipe that only this script holds open, as in heartbeat.sh.
+# Starts to learn in the background.
 hot_pages::before_attempt() {
-    hot_pages_fd=""
-    exec {hot_pages_fd}> >(hot_pages::loop "${KIT_IMAGES[0]}")
+    loops::start hot_pages hot_pages::loop "${KIT_IMAGES[0]}"
 }
 
 hot_pages::after_attempt() {
-    if [[ -n "${hot_pages_fd:-}" ]]; then
-        exec {hot_pages_fd}>&-
-        hot_pages_fd=""
-    fi
+    loops::stop hot_pages
 }
 
 # hot_pages::loop IMAGE
 hot_pages::loop() {
-    local -i status at since=0
-    local -a closed=("${heartbeat_fd:-}" "${failure_watch_fd:-}" "${stall_watch_fd:-}")
-    local fd
-    trap '' TERM USR1 USR2 INT HUP
-    for fd in "${closed[@]}"; do
-        [[ -z "${fd}" ]] || exec {fd}>&-
-    done
+    local -i at since=0
     for at in "${hot_pages_at[@]}"; do
         ! hot_pages::is_settled "$1" || return 0
-        IFS= read -r -t $((at - since)) _
-        status=$?
-        # read: a status above 128 is a time-out; any other failure is the end of the pipe.
-        ((status > 128)) || return 0
+        loops::pause $((at - since)) || return 0
         since="${at}"
         hot_pages::learn "$1" "${at}"
     done

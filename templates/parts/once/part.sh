@@ -62,7 +62,7 @@ once::run() {
     [[ "${table}" != after ]] || steps_env+=("KIT_EXIT_CODE=${code}")
     KIT_NODE_NAMES="${nodes[*]}" steps::start "${step}" "$1" --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" "${@:2}"
     ((limit == 0)) || steps::doom "${step}" "its lines took longer than ${table}.timeout_s, ${limit} s" "${limit}"
-    [[ "${table}" == after ]] || steps::start_monitor
+    [[ "${table}" == after ]] || parts::call programs_started
     once::wait "${step}" "${table}" "${nodes[0]}"
     # 128 + SIGKILL, as for a rank that is killed.
     return $((once_lost ? 137 : steps_code))

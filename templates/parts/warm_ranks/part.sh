@@ -41,7 +41,9 @@ warm_ranks::before_attempt() {
 warm_ranks::connect() {
     rm -f -- "${warm_ranks_file}"
     exec {warm_ranks_orders}<> <(:)
-    exec {warm_ranks_reports}> >(warm_ranks::listen "$$")
+    exec {warm_ranks_reports}> >(loops::close && warm_ranks::listen "$$")
+    loops::hold warm_orders "${warm_ranks_orders}"
+    loops::hold warm_reports "${warm_ranks_reports}"
 }
 
 # warm_ranks::order WORD…: sends an order to the warm processes of all nodes.
@@ -58,7 +60,6 @@ warm_ranks::listen() {
     local -i status forked=0 stopped=0 stops_at=0
     local line now="" can=1 refused=""
     trap '' TERM USR1 USR2 INT HUP
-    [[ -z "${heartbeat_fd:-}" ]] || exec {heartbeat_fd}>&-
     while true; do
         IFS= read -r -t 2 line
         status=$?

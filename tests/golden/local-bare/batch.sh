@@ -14,17 +14,13 @@
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2054
 
 readonly KIT_RUN_DIR=/shared/runs/digits-1
-readonly KIT_SNAPSHOT=''
-readonly KIT_TREE=''
 readonly KIT_CODE=DIGEST
 readonly KIT_JOB_NAME=digits
 readonly -a KIT_IMAGES=()
 readonly KIT_RUNTIME=bare
-readonly KIT_PYXIS_UNPACKS=''
 readonly KIT_NODES=2
 readonly KIT_WORLD='world size 4'
 readonly KIT_DEBUG_DEFAULT=0
-readonly KIT_HEARTBEAT=120
 readonly KIT_LEAD=120
 readonly KIT_LEAD_SIGNALS=USR1,TERM
 readonly KIT_GRACE=120
@@ -39,13 +35,6 @@ readonly -a KIT_RETRY_CODES=(
     137
     139
 )
-readonly KIT_PREFLIGHT_TIMEOUT=60
-readonly KIT_UNPACK_TIMEOUT=1800
-readonly KIT_PREFLIGHT_ON_FAILURE=fail
-readonly KIT_ALL_REDUCE_TIMEOUT=0
-readonly KIT_STALL=auto
-readonly KIT_ON_STALL=end
-readonly KIT_PATIENCE=600
 readonly KIT_AVOID_DIR=/shared/runs/.avoid
 readonly -a KIT_INHERIT=()
 readonly KIT_OUTLIVES=0
@@ -95,17 +84,14 @@ readonly -a KIT_SIGNAL_ARGV=(
     --open-mode=append
     /shared/runs/digits-1/bin/signal.sh
 )
-readonly -a KIT_EVIDENCE_ARGV=(
-    srun
-    --job-name=kit-evidence
-    --overlap
-    --mem=0
-    --ntasks-per-node=1
-    --cpus-per-task=1
-    --mpi=none
-    --export=ALL
-    /shared/runs/digits-1/bin/evidence.sh
+# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
+readonly -a KIT_PARTS=(
+    heartbeat # monitor.heartbeat
+    monitor # monitor
+    preflight # preflight
+    stall_watch # watch
 )
+readonly KIT_HEARTBEAT=120
 readonly -a KIT_MONITOR_ARGV=(
     srun
     --job-name=kit-monitor
@@ -125,6 +111,8 @@ readonly -a KIT_MONITOR_ARGV=(
     DT
     15
 )
+readonly KIT_PREFLIGHT_TIMEOUT=60
+readonly KIT_PREFLIGHT_ON_FAILURE=fail
 readonly -a KIT_PREFLIGHT_ARGV=(
     srun
     --job-name=kit-preflight
@@ -149,11 +137,19 @@ readonly -a KIT_PREFLIGHT_ARGV=(
     gpus=2
     userns=0
 )
-readonly -a KIT_PROBE_ARGV=()
-readonly -a KIT_STAGE_ARGV=()
-readonly -a KIT_CONTAINER_ARGV=()
-# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
-readonly -a KIT_PARTS=(
+readonly KIT_STALL=auto
+readonly KIT_ON_STALL=end
+readonly KIT_PATIENCE=600
+readonly -a KIT_EVIDENCE_ARGV=(
+    srun
+    --job-name=kit-evidence
+    --overlap
+    --mem=0
+    --ntasks-per-node=1
+    --cpus-per-task=1
+    --mpi=none
+    --export=ALL
+    /shared/runs/digits-1/bin/evidence.sh
 )
 
 # This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.
@@ -185,27 +181,21 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/slurm.sh"
 source "${KIT_RUN_DIR}/lib/nodes.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
-source "${KIT_RUN_DIR}/lib/workspace.sh"
-source "${KIT_RUN_DIR}/lib/heartbeat.sh"
-source "${KIT_RUN_DIR}/lib/container_names.sh"
+source "${KIT_RUN_DIR}/lib/loops.sh"
 source "${KIT_RUN_DIR}/lib/steps.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/failure_watch.sh"
-source "${KIT_RUN_DIR}/lib/stall_watch.sh"
-source "${KIT_RUN_DIR}/lib/node_checks.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
 source "${KIT_RUN_DIR}/lib/endpoints.sh"
 source "${KIT_RUN_DIR}/lib/role_policy.sh"
 source "${KIT_RUN_DIR}/lib/roles.sh"
 source "${KIT_RUN_DIR}/lib/signals.sh"
 source "${KIT_RUN_DIR}/lib/task_logs.sh"
-source "${KIT_RUN_DIR}/lib/reports.sh"
 source "${KIT_RUN_DIR}/lib/parts.sh"
 parts::source
 
 end_attempt() {
     failure_watch::stop
-    stall_watch::stop
     parts::call after_attempt
 }
 
@@ -238,11 +228,8 @@ finish() {
     # Do this first: after a TERM, Slurm kills this script within seconds.
     [[ "${what}" != end ]] || retry::record_end "${code}"
     steps::end_all
-    # On this node the collector may have been killed after the last rank looked for it.
-    reports::remove_unused
     parts::call end
-    stall_watch::end_evidence
-    heartbeat::stop
+    parts::call stopped
     failures::release_space
     task_logs::merge
     case "${what}" in
@@ -274,7 +261,6 @@ train() {
         retry::begin_attempt || return 1
         parts::call before_attempt
         failure_watch::start
-        stall_watch::start
         roles::run
         code=$?
         end_attempt
@@ -303,22 +289,20 @@ main() {
     nodes::list || exit 1
     events::record start nodes "${SLURM_JOB_NODELIST}"
     # The nodes check themselves while this script does the rest.
-    workspace::set_aside || exit 1
-    node_checks::start_early
-    workspace::prepare || exit 1
+    parts::require listed || exit $?
+    parts::require prepare || exit $?
     nodes::resolve || exit 1
     nodes::banner
     parts::call begun
     failures::reserve_space
-    node_checks::image || exit "${node_checks_failed_code}"
-    node_checks::stage || exit $?
-    container_names::begin
-    node_checks::nodes || exit $?
+    parts::require check_image || exit $?
+    events::record phase name image
+    parts::require stage || exit $?
+    events::record phase name preflight
+    parts::require check || exit $?
     # The node checks may queue the job again. After them, limit how often Slurm itself does.
     retry::cap_slurm
 
-    heartbeat::start "${KIT_HEARTBEAT}"
-    node_checks::all_reduce || exit $?
     parts::require before_ranks || exit $?
     train
     exit $?

@@ -1,38 +1,31 @@
 # shellcheck shell=bash
 # Detects stalled ranks while the job runs. The loop reads the last line of each node's collector (rank_progress.sh), and stall.awk
 # judges the lines. It does not ask Slurm. At an alarm it names the rank and collects evidence of every rank. If there is no
-# progress for another KIT_PATIENCE seconds, it tells the batch script by USR2 to end the step. It lives as long as the pipe that
-# only this script holds open, as in heartbeat.sh.
+# progress for another KIT_PATIENCE seconds, it tells the batch script by USR2 to end the step.
 
-# The exit code of a run whose ranks stalled. Programs do not return it by convention, and it is not another code of the kit.
-readonly stall_watch_code=76
 # Seconds between looks, on few nodes and on more than stall_watch_wide nodes; how many alarms of a run get evidence.
 readonly stall_watch_tick=2 stall_watch_tick_wide=5 stall_watch_wide=64 stall_watch_most=5
 # Evidence of one node takes 20 s at most. The start of the step comes on top of that.
 readonly stall_watch_evidence_s=40
 readonly stall_watch_file="${KIT_RUN_DIR}/state/stalled"
 # Steps that were ended because of a stall.
-declare -A stall_watch_ended=()
+declare -gA stall_watch_ended=()
 
-stall_watch::start() {
-    stall_watch_fd=""
+stall_watch::before_attempt() {
     rm -f -- "${stall_watch_file}"
     stall_watch_ended=()
     [[ -n "${KIT_STALL}" ]] || return 0
     local now
     clock::now now
-    exec {stall_watch_fd}> >(stall_watch::loop "$$" "${now}")
+    loops::start stall_watch stall_watch::loop "$$" "${now}"
 }
 
-stall_watch::stop() {
-    if [[ -n "${stall_watch_fd:-}" ]]; then
-        exec {stall_watch_fd}>&-
-        stall_watch_fd=""
-    fi
+stall_watch::after_attempt() {
+    loops::stop stall_watch
 }
 
 # Ends the step that collects evidence, which the batch script does not wait for, and removes its incomplete files.
-stall_watch::end_evidence() {
+stall_watch::stopped() {
     compgen -G "${KIT_RUN_DIR}/state/stall-*/*.new" >/dev/null || compgen -G "${KIT_RUN_DIR}/state/stall-*/*/*.new" >/dev/null || return 0
     steps::signal KILL kit-evidence
     local -i tenths
@@ -41,6 +34,11 @@ stall_watch::end_evidence() {
         sleep 0.1
     done
     rm -f -- "${KIT_RUN_DIR}"/state/stall-*/*.new "${KIT_RUN_DIR}"/state/stall-*/*/*.new
+}
+
+# Prints how far the ranks have come.
+stall_watch::furthest() {
+    stall_watch::judge 0 0 0
 }
 
 # stall_watch::judge SINCE SECONDS LEAST: prints the judgement of stall.awk.
@@ -60,14 +58,9 @@ stall_watch::loop() {
     # The alarm: since when, its number, how long the ranks had been idle. least: seconds before which there is no other one.
     local -i begun=0 number=0 told=0 least=0 tick=stall_watch_tick
     local seconds=0 furthest="" before="" rule role rank node step phase idle waiting count others
-    local fd
-    trap '' TERM USR1 USR2 INT HUP
-    for fd in "${heartbeat_fd:-}" "${failure_watch_fd:-}"; do
-        [[ -z "${fd}" ]] || exec {fd}>&-
-    done
     [[ "${KIT_STALL}" == auto ]] || seconds="${KIT_STALL}"
     ((KIT_NODES <= stall_watch_wide)) || tick=stall_watch_tick_wide
-    while stall_watch::pause "${tick}"; do
+    while loops::pause "${tick}"; do
         stall_watch::say_taken
         stall_watch::look
         if [[ -z "${rule}" ]]; then
@@ -84,15 +77,6 @@ stall_watch::loop() {
             stall_watch::ask_for_end
         fi
     done
-}
-
-# stall_watch::pause SECONDS: waits. Returns 1 at the end of the pipe.
-stall_watch::pause() {
-    local -i status
-    IFS= read -r -t "$1" _
-    status=$?
-    # read: a status above 128 is a time-out; any other failure is the end of the pipe.
-    ((status > 128))
 }
 
 # Sets the loop's furthest, and its rule and the fields of an alarm, if there is one.
@@ -179,7 +163,7 @@ stall_watch::collect() {
 }
 
 # Called by the batch script at USR2: ends the steps whose ranks have stalled for too long.
-stall_watch::doom() {
+stall_watch::trouble() {
     local role node others idle
     local -i i
     [[ -r "${stall_watch_file}" ]] && read -r role node others idle <"${stall_watch_file}" || return 0
@@ -190,6 +174,18 @@ stall_watch::doom() {
         steps::doom "${of[name]}" "no progress for ${idle} s"
         stall_watch_ended["${of[name]}"]="${node}${others:+,${others#-}}"
     done
+}
+
+# stall_watch::has_ended ROLE: whether its step was ended because of a stall.
+stall_watch::has_ended() {
+    [[ -n "${stall_watch_ended[$1]:-}" ]]
+}
+
+# stall_watch::role_ended ROLE: changes the caller's code.
+stall_watch::role_ended() {
+    ((code)) && stall_watch::has_ended "$1" || return 0
+    code="${failures_stalled_code}"
+    [[ "${KIT_ON_STALL}" != restart ]] || stall_watch::leave_out "$1"
 }
 
 # stall_watch::leave_out ROLE: leaves out the nodes that the others waited for, as far as there are spares.

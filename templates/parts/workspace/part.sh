@@ -4,9 +4,8 @@
 
 # Before the nodes look for the folder: an empty one, if it is not the copy of this snapshot. After a failed point of a sweep was
 # submitted again with other code, what its programs wrote is kept beside it.
-workspace::set_aside() {
+workspace::listed() {
     local -r folder="${KIT_RUN_DIR}/workspace" mark="${KIT_RUN_DIR}/state/tree"
-    [[ -n "${KIT_TREE}" ]] || return 0
     local had=""
     [[ ! -e "${mark}" ]] || had="$(<"${mark}")"
     [[ ! -d "${folder}" || "${had}" != "${KIT_TREE}" ]] || return 0
@@ -17,10 +16,9 @@ workspace::set_aside() {
     mkdir --mode=0700 -- "${folder}"
 }
 
-# After set_aside. Without a snapshot, the run works in the job's folder itself.
+# While the nodes check themselves.
 workspace::prepare() {
     local -r folder="${KIT_RUN_DIR}/workspace"
-    [[ -n "${KIT_TREE}" ]] || return 0
     if [[ -e "${KIT_RUN_DIR}/state/tree" ]]; then
         workspace::say_changes "${folder}"
         return 0
@@ -49,11 +47,11 @@ workspace::copy() {
     ((${#workspace_differ[@]} == 0)) || workspace::fail "has other contents than at the submit: ${workspace_differ[*]:0:5}" || return 1
     # sha256sum finds what is missing or differs. With as many files and links as the listing has, there is nothing else.
     found="$(find "${folder}" ! -type d -printf '%y\n' | LC_ALL=C sort | uniq -c | tr -s ' \n' ' ')"
-    [[ "${found% }" == "$(workspace::listed)" ]] || workspace::fail "has files that were not submitted, or lacks some" || return 1
+    [[ "${found% }" == "$(workspace::kinds_listed)" ]] || workspace::fail "has files that were not submitted, or lacks some" || return 1
 }
 
 # Prints how many files and links the listing has, as `uniq -c` would.
-workspace::listed() {
+workspace::kinds_listed() {
     awk '/^# link /{ links++ } !/^#/{ files++ } END { printf "%s%s", files ? " " files " f" : "", links ? " " links " l" : "" }' \
         "${KIT_SNAPSHOT}/listing"
 }

@@ -9,13 +9,13 @@ container_names_prefix=""
 # A pattern for images that Pyxis mounts anyway.
 container_names_mounted=""
 # Whether a first start takes long, because images are unpacked.
-declare -i container_names_unpacked=0
+declare -gi container_names_unpacked=0
 
 # Called before the first step with a container. That step must be the probe: if it fails, nothing else is started.
-container_names::begin() {
-    ((${#KIT_CONTAINER_ARGV[@]})) && container_names::unpacks || return 0
+container_names::check() {
+    container_names::unpacks || return 0
     container_names_unpacked=1
-    ((${#KIT_PROBE_ARGV[@]})) || return 0
+    [[ -n "${KIT_PROBE_ARGV:-}" ]] || return 0
     container_names_prefix="kit-${SLURM_JOB_ID}-${EPOCHSECONDS}"
     log::info "Pyxis unpacks images here: once, as ${container_names_prefix}-*, for all steps"
     local -a active
@@ -23,9 +23,19 @@ container_names::begin() {
     KIT_NODE_NAMES="${nodes_all[*]}" steps::start kit-container "${KIT_CONTAINER_ARGV[@]}" "${container_names_prefix}" "${active[@]}"
 }
 
+# Prints the seconds that the first start of a container may take longer.
+container_names::first_start_s() {
+    ((!container_names_unpacked)) || printf '%d' "${KIT_UNPACK_TIMEOUT}"
+}
+
+# Their own step outlives those that use the containers.
+container_names::keeps_step() {
+    [[ "$1" == kit-container ]]
+}
+
 # Ends the step once the ranks are gone. If Slurm is ending the job, there is no time: the step got Slurm's own TERM, and Slurm
 # waits for it.
-container_names::end() {
+container_names::steps_ended() {
     local -r pid="${steps_pid[kit-container]:-}"
     local -i tenths
     [[ -n "${pid}" && -z "${signals_slurms_term}" ]] || return 0
@@ -38,11 +48,10 @@ container_names::end() {
     steps::end 0 kit-container
 }
 
-# container_names::name SRUN-WORD…: sets container_names_named to the option that names this step's container. Empty for a step
-# without a container, and for a writable one, which would hold files that an earlier attempt wrote.
-container_names::name() {
+# container_names::step_options SRUN-WORD…: names this step's container. Not for a step without a container, and not for a writable
+# one, which would hold files that an earlier attempt wrote.
+container_names::step_options() {
     local word digest=""
-    container_names_named=()
     [[ -n "${container_names_prefix}" ]] || return 0
     for word in "$@"; do
         case "${word}" in
@@ -55,9 +64,10 @@ container_names::name() {
         esac
     done
     [[ -n "${digest}" ]] || return 0
-    container_names_named=(--container-name="${container_names_prefix}-${digest:0:12}:no_exec")
+    word="--container-name=${container_names_prefix}-${digest:0:12}:no_exec"
+    steps::add_options "${word}"
     # For `kit shell --attach`.
-    printf '%s\n' "${container_names_named[0]}" >"${KIT_RUN_DIR}/state/container-${digest:0:12}"
+    printf '%s\n' "${word}" >"${KIT_RUN_DIR}/state/container-${digest:0:12}"
 }
 
 # Whether Pyxis will unpack an image of the job on these nodes. It mounts only files, and only with use_squashfuse.
