@@ -42,7 +42,7 @@ def _plan(job: Path, *, overrides: Sequence[str] = (), site: Site | None = None,
     made = plan(resolved, make_lock(), site or make_site(containers=False))
     if made.warnings:
         raise ConfigError.of(*made.warnings)
-    return chain.with_links(made, file=resolved.job_file)
+    return chain.with_links(made, file=resolved.job_file) if made.job.chain is not None else made
 
 
 def _job(
