@@ -53,6 +53,8 @@ start_daemon() {
     local dockerd
     dockerd=$(PATH="${PATH}:/usr/sbin:/sbin" command -v dockerd) ||
         die "no dockerd on this machine" "apt-get install docker.io (make setup does it), or point DOCKER_HOST at an engine"
+    # After a stop without warning, such as a restored snapshot of a machine, the number may be another process's: dockerd would not start.
+    started_pid >/dev/null || rm -f "${PIDFILE}"
     say "no systemd here: starting ${dockerd} --bridge=none --iptables=false in the background; log: ${LOG}"
     setsid --fork "${dockerd}" --bridge=none --iptables=false --ip6tables=false --pidfile="${PIDFILE}" >>"${LOG}" 2>&1 </dev/null
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -109,3 +110,26 @@ def test_without_a_python_that_has_venv_the_error_says_what_to_install(project: 
     done = shell.run(argv, cwd=project, env={"PATH": str(programs)}, check=False, timeout=60)
     assert done.returncode == 4
     assert "no Python 3.11 or newer with venv; as root: apt-get install python3 python3-venv" in done.stderr
+
+
+def test_an_engine_starts_although_its_old_number_is_another_process_now(tmp_path: Path) -> None:
+    """dockerd itself refuses: "pid file found, ensure docker is not running"."""
+    text = (REPO / "scripts" / "engine.sh").read_text()
+    for name, value in (("PIDFILE", "pid"), ("LOG", "log"), ("SOCKET", "socket")):
+        text = re.sub(rf"readonly {name}=.*", f"readonly {name}={tmp_path / value}", text)
+    text = text.replace("/run/systemd/system", str(tmp_path / "no-systemd")).replace("EUID", "KIT_TEST_UID")
+    (tmp_path / "engine.sh").write_text(text)
+    (tmp_path / "pid").write_text(f"{os.getpid()}\n")
+    programs = {
+        "dockerd": f"[ ! -e {tmp_path}/pid ] || exit 1; echo $$ >{tmp_path}/pid; touch {tmp_path}/up",
+        "curl": f"[ -e {tmp_path}/up ]",
+    }
+    for name, lines in programs.items():
+        path = tmp_path / "bin" / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{lines}\n")
+        path.chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "KIT_TEST_UID": "0"}
+    done = shell.run(["bash", str(tmp_path / "engine.sh"), "up"], env=env, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "a Docker Engine answers now" in done.stderr
