@@ -233,7 +233,9 @@ def test_a_sweep_killed_behind_sbatch_is_found_again(lab: Lab, tmp_path: Path) -
     done = lab.kit("sweep", "--cluster", lab.cluster.name, "--no-container", check=False, env=env)
     assert done.returncode == -9
     (sweep,) = (path for path in set((lab.project / "runs").iterdir()) - before if (path / "sweep.json").exists())
-    assert [array["job_id"] for array in json.loads((sweep / "sweep.json").read_text())["arrays"]] == [0], "not known yet"
+    assert [array["job_id"] for array in json.loads((sweep / "sweep.json").read_text())["arrays"]] == [0], (
+        "not known yet"
+    )
     (number,) = {
         line.partition("_")[0] for line in lab.slurm("squeue", "-h", "-o", "%i %o").splitlines() if sweep.name in line
     }
