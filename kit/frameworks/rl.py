@@ -17,8 +17,8 @@ from kit.allocation import Allocation
 from kit.errors import Fault, nearest
 from kit.frameworks import option_lists, program_releases
 from kit.frameworks.base import Extra, Framework
+from kit.frameworks.rl_option_tables import Options, all_options, holds, merged
 from kit.frameworks.role_layout import derived, gpus_of, lookup, nodes_of, uneven
-from kit.frameworks.role_options import Options, all_options, holds, merged
 from kit.schema.checkpoint_and_tracking import Checkpoint
 from kit.schema.job import Job
 from kit.schema.launcher import Launcher

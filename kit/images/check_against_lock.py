@@ -6,7 +6,7 @@ import shlex
 from pathlib import Path
 
 from kit.errors import LockError
-from kit.images import digests, store
+from kit.images import digest_cache, store
 from kit.images.squash import sqshfile
 from kit.schema.image import ImageLock
 
@@ -14,7 +14,7 @@ from kit.schema.image import ImageLock
 def check(lock: ImageLock, store_dir: Path, *, full: bool) -> Path:
     """The path of the locked image, after checking its digest. LockError names the command that restores the image.
 
-    The digest is computed once for each file, about a second per gigabyte (`digests.digest_file`); with full, it is computed again.
+    The digest is computed once for each file, about a second per gigabyte (`digest_cache.digest_file`); with full, again.
     """
     path = store.path(store_dir, lock.sha256)
     hint = f"run '{made_by(lock.name, lock.source)} --store {shlex.quote(str(store_dir))}'"
@@ -31,7 +31,7 @@ def check(lock: ImageLock, store_dir: Path, *, full: bool) -> Path:
 def require_digest(path: Path, sha256: str, *, what: str, hint: str, full: bool = False) -> None:
     """LockError with both digests if the file's digest is not `sha256` (64 hex digits)."""
     try:
-        found = store.digest_of(path) if full else digests.digest_file(path)
+        found = store.digest_of(path) if full else digest_cache.digest_file(path)
     except OSError as error:
         raise LockError(f"{what}: {path}: {error.strerror}", hint=hint) from None
     if found != sha256:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from kit.observed import event_file, tables, wandb_file
+from kit.observed import event_file, trainer_files, wandb_file
 from kit.observed.figures import Figures
 
 # Folders of the run that the kit writes, and folders of many files in which no tracker writes.
@@ -44,10 +44,10 @@ def read_trackers(run_dir: Path, *, since: float) -> Iterator[Figures]:
         if figures := wandb_file.read_file(path, name=path.relative_to(run_dir).as_posix(), since=since):
             yield figures
     for path in files["csv"][-1:]:
-        if figures := tables.read_csv(path, name=path.relative_to(run_dir).as_posix()):
+        if figures := trainer_files.read_csv(path, name=path.relative_to(run_dir).as_posix()):
             yield figures
     for path in files["state"][-1:]:
-        if figures := tables.read_trainer_state(path, name=path.relative_to(run_dir).as_posix()):
+        if figures := trainer_files.read_trainer_state(path, name=path.relative_to(run_dir).as_posix()):
             yield figures
 
 

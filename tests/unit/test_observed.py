@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from kit.health import rank_logs
-from kit.observed import event_file, log_line, run_log, tables, wandb_file
+from kit.observed import event_file, log_line, run_log, trainer_files, wandb_file
 from kit.observed.figures import Points
 from kit.observed.metric_names import chosen, standard
 from kit.record import metrics
@@ -325,11 +325,11 @@ def test_a_wandb_run_over_several_blocks() -> None:
 
 
 def test_tables_of_lightning_and_transformers() -> None:
-    found = tables.read_csv(RECORDED / "metrics.csv", name="a")
+    found = trainer_files.read_csv(RECORDED / "metrics.csv", name="a")
     assert found is not None
     assert found.points[-1][0] == 71
     assert {*found.points[-1][1]} == {"train_loss", "val_loss"}
-    found = tables.read_trainer_state(RECORDED / "trainer_state.json", name="a")
+    found = trainer_files.read_trainer_state(RECORDED / "trainer_state.json", name="a")
     assert found is not None
     assert {step: round(values["loss"], 3) for step, values in found.points if "loss" in values} == {
         10: 4.519,
@@ -387,8 +387,8 @@ def test_cut_and_changed_files_raise_nothing(name: str, tmp_path: Path) -> None:
             found = (
                 event_file.read_file(path, name="a", since=0),
                 wandb_file.read_file(path, name="a", since=0),
-                tables.read_csv(path, name="a"),
-                tables.read_trainer_state(path, name="a"),
+                trainer_files.read_csv(path, name="a"),
+                trainer_files.read_trainer_state(path, name="a"),
             )
             # What is left of the file is read, and never as the file of another tracker.
             kinds = {one.source.partition(",")[0] for one in found if one is not None}
