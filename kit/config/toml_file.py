@@ -8,7 +8,7 @@ import re
 import shlex
 import tomllib
 from collections.abc import Iterator, Mapping
-from datetime import date, time
+from datetime import date
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -117,9 +117,7 @@ def _nested(table: Table) -> int:
 
 
 def check_values(table: Table, file: str) -> None:
-    """Raise ConfigError for tables nested more than 100 levels deep, and for a date, a time, an integer over 64 bits, inf or
-    nan.
-    """
+    """Raise ConfigError for tables nested more than 100 levels deep, and for a date, an integer over 64 bits, inf or nan."""
     if _nested(table) > _DEEPEST:
         raise too_deep(file)
     wrong = [fault for key, value in _leaves(table) if (fault := _fault_of(key, value))]
@@ -141,10 +139,10 @@ def _leaves(value: object, key: str = "") -> Iterator[tuple[str, object]]:
 
 def _fault_of(key: str, value: object) -> Fault | None:
     """The fault of a value that no JSON file and no program's option can hold."""
-    if isinstance(value, date | time):
+    if isinstance(value, date):
         return Fault(
             key=key,
-            problem="no key takes a date or a time",
+            problem="no key takes a date",
             got=str(value),
             allowed="numbers, true, false, text",
             hint=f'{key} = "{value}"',

@@ -17,8 +17,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, get_args
 
-from kit.errors import JobRefusedError, RunError, SlurmError
+from kit.errors import RunError, SlurmError
 from kit.hosts.login_node import LoginNode
+from kit.slurm import client
 from kit.ssh import shell_program
 from kit.ssh.answers import Reply
 from kit.ssh.connection import LineError
@@ -169,9 +170,7 @@ def _jobs_of(reply: Reply, outcome: str, cluster: LoginNode, errand: Errand) -> 
     if outcome == "placed":
         return ()
     if outcome == "refused":
-        raise JobRefusedError(
-            f"sbatch refused the job:\n{lines}", hint="nothing was submitted; 'kit render' shows its header"
-        )
+        raise client.refused(words or reply.stderr)
     if outcome == "unknown":
         problem = f"cluster {cluster.name}: whether Slurm has taken run {errand.folder} is not known yet:\n{lines}"
         hint = f"kit status {errand.folder} tells, once Slurm answers; there is never a second job"

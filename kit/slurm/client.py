@@ -113,7 +113,7 @@ def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
     if done.returncode != 0:
         if _LOST_ANSWER.search(done.stderr) and not any(words in done.stderr for words in _NO_CONTROLLER):
             raise UnconfirmedError(f"sbatch: {_last_line(done.stderr)}")
-        raise _refused(done.stderr)
+        raise refused(done.stderr)
     if len(numbers) == 1:
         return numbers[0]
     if not numbers:
@@ -293,7 +293,7 @@ def test_only(script: str, *, env: Mapping[str, str], options: Sequence[str] = (
     except ToolError as error:
         raise SlurmError(error.message, hint=error.hint or _WHERE) from None
     if done.returncode != 0 and not (_NO_NODES in done.stderr and _some_nodes_are_out(env)):
-        raise _refused(done.stderr)
+        raise refused(done.stderr)
     found = re.search(_TO_START, done.stderr)
     return ExpectedStart(time=float(found[1]), nodes=found[2], partition=found[3]) if found else None
 
@@ -341,7 +341,8 @@ def _last_line(said: str) -> str:
     return [line for line in said.splitlines() if line.strip()][-1].strip().removeprefix("sbatch: ")
 
 
-def _refused(said: str) -> SlurmError:
+def refused(said: str) -> SlurmError:
+    """The error of a submission that sbatch refused, from its stderr; also where no controller could be reached."""
     if any(words in said for words in _NO_CONTROLLER):
         return SlurmError(f"Slurm's controller cannot be reached: {said.splitlines()[-1]}", hint=_WHERE)
     lines = "\n".join(f"  {line}" for line in said.splitlines()[-5:])
