@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Mapping, Sequence
+from datetime import time
 from typing import Any, Literal, get_args, get_origin
 
 from pydantic import BaseModel, ValidationError
@@ -183,6 +184,9 @@ def _of_type(errors: Sequence[ErrorDetails], declared: Declared) -> Invalid:
         if isinstance(got, bool):
             problem = f"this key takes {wanted}, and not {shown(got)}"
         example = _example(declared, got)
+        if isinstance(got, time) and ":" in str(example):
+            # TOML has times of day; a limit is text of the same form.
+            example = str(got)
         if example is not None:
             return Invalid(problem, write=example)
         return Invalid(problem, hint=f"[{dotted(declared.keys)}]" if "a table" in takes else "remove the line")
