@@ -21,13 +21,14 @@ from kit.schema.run_paths import CONTAINER_RUN
 _PROGRAMS = "/kit/launchers"
 # What has no place in a file that stands alone, and what has one.
 _HINT = "kit submit, or kit render without --plain"
+_HINTS = {"container.runtime": "kit render --plain --no-container, or kit submit"}
 _RUNTIMES = ("pyxis", "bare")
 
 
 def plain_script(decisions: Decisions) -> str:
     """The file's text. ConfigError, for each reason, where a job cannot be said in such a file."""
     if problems := [*_problems(decisions)]:
-        faults = [Fault(key=key, problem=problem, hint=_HINT) for key, problem in problems]
+        faults = [Fault(key=key, problem=problem, hint=_HINTS.get(key, _HINT)) for key, problem in problems]
         raise ConfigError.of(*faults, file=decisions.resolved.job_file)
     job, main = decisions.job, decisions.main
     options = sbatch_options(decisions)
@@ -62,6 +63,7 @@ def plain_script(decisions: Decisions) -> str:
             # torchrun ends at any other signal.
             "rank_signal": _rank_signal(decisions),
             "requeue": job.goes_back,
+            "retries": job.goes_back or bool(job.retry.in_allocation),
         },
     )
 
@@ -75,7 +77,7 @@ def _problems(decisions: Decisions) -> Iterator[tuple[str, str]]:
         yield "roles", "a plain file starts one program, and this job has roles"
     if job.container.runtime not in _RUNTIMES:
         why = f"runtime {job.container.runtime!r} needs programs of the kit on the nodes"
-        yield "container.runtime", f"{why}; a plain file has no others than {' and '.join(_RUNTIMES)}"
+        yield "container.runtime", f"{why}; a plain file works with pyxis, or without a container"
     if decisions.extra.files:
         yield (
             "launcher",

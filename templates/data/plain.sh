@@ -2,7 +2,7 @@
 {% for option in sbatch %}
 #SBATCH {{ option }}
 {% endfor %}
-# {{ name }}, as `kit render --plain` wrote it. It needs nothing of the kit: sbatch THIS-FILE.
+# {{ name }}, as `kit render --plain` wrote it. Submit it with `sbatch THIS-FILE`; no kit is needed.
 {% for line in explained %}
 # {{ line }}
 {% endfor %}
@@ -10,8 +10,8 @@
 # Image: {{ image }}
 {% endif %}
 #
-# `kit submit` of the same job also checks nodes and image before any rank starts, keeps a log of each rank, names the rank that
-# failed first, starts again after a fault, ends stalled ranks, and records what ran.
+# `kit submit` of the same job also checks the nodes{{ " and the image" if image }} before any rank starts, keeps a log of each rank, names the rank
+# that failed first,{{ " starts again after a fault," if retries }} and records what ran.
 set -euo pipefail
 
 # The environment of each rank.
@@ -19,7 +19,7 @@ set -euo pipefail
 export {{ line }}
 {% endfor %}
 
-# All ranks meet at the first node. The port differs from job to job.
+# All ranks meet at the first node. The port is derived from the job's id, so that jobs on one node rarely share it.
 MASTER_ADDR="$(scontrol show hostnames "${SLURM_JOB_NODELIST}" | head -n 1)"
 MASTER_PORT=$((20000 + SLURM_JOB_ID % 10000))
 export MASTER_ADDR MASTER_PORT
@@ -35,14 +35,14 @@ ONCE
 {% endif %}
 {% if monitor %}
 
-# Figures of the GPUs of each node, every {{ delay }} s, until the ranks have ended.
+# Writes the use of the GPUs of each node to gpus-JOB-NODE.log, every {{ delay }} s, until the ranks have ended.
 srun --overlap --mem=0 --nodes={{ nodes }} --ntasks={{ nodes }} --ntasks-per-node=1 --cpus-per-task=1 --mpi=none --output={{ folder }}/gpus-%j-%N.log \
     nvidia-smi dmon -s {{ select | sh }} -o DT -d {{ delay }} &
 monitor=$!
 trap 'kill "${monitor}" 2>/dev/null || true' EXIT
 {% endif %}
 
-# One task a {{ "rank" if shape == "srun" else "node" }}. Each reads its lines from here.
+# One task a {{ "rank" if shape == "srun" else "node" }}. Each runs the lines up to RANK.
 {{ srun }} <<'RANK' &
 {% if shape == "srun" %}
 export RANK="${SLURM_PROCID}" WORLD_SIZE="${SLURM_NTASKS}" LOCAL_RANK="${SLURM_LOCALID}" LOCAL_WORLD_SIZE={{ ranks_per_node }}
@@ -69,7 +69,7 @@ RANK
 ranks=$!
 {% if signal %}
 
-# Some time before the limit, Slurm sends this script {{ signal }}. The ranks get {{ rank_signal }}, to save{{ ", and the job goes back to the queue" if requeue else "" }}.
+# Before the time limit (see --signal above), Slurm sends this script {{ signal }}. The ranks get {{ rank_signal }}, to save{{ ", and the job goes back to the queue" if requeue else "" }}.
 warned=""
 trap 'warned=1; scancel --signal={{ rank_signal }} "${SLURM_JOB_ID}"' {{ signal }}
 {% endif %}
@@ -77,7 +77,7 @@ trap 'warned=1; scancel --signal={{ rank_signal }} "${SLURM_JOB_ID}"' {{ signal 
 code=0
 wait "${ranks}" || code=$?
 {% if signal %}
-# A signal ends the first wait.
+# {{ signal }} interrupts `wait`: wait again for the ranks.
 if [[ -n "${warned}" ]]; then
     code=0
     wait "${ranks}" || code=$?

@@ -50,8 +50,9 @@ def test_the_code_is_on_record_before_anything_that_takes_time(lab: BatchLab, co
 
 def test_a_job_that_cannot_go_back_to_the_queue_has_ended(lab: BatchLab) -> None:
     lab.command("scontrol", '[[ "$1" != requeue ]]')
-    finish(lab, 137, "KIT_RETRY_REQUEUE=1")
+    said = finish(lab, 137, "KIT_RETRY_REQUEUE=1")
     assert ends(lab) == [("requeue", "137"), ("end", "137")]
+    assert any(line.startswith("notices::closed") for line in said), "the notice of the end, and the file with its URLs"
 
 
 def test_a_job_that_goes_back_to_the_queue_has_no_end(lab: BatchLab) -> None:
@@ -80,19 +81,21 @@ esac"""
         ("2026-11-22T10:00:00", 143, ("requeue", "143")),
         ("2026-11-22T08:00:00", 0, ("end", "0")),
         ("None", 0, ("end", "0")),
+        ("2026-11-22T10:00:00 Requeue=0", 143, ("end", "143")),
     ],
-    ids=["ended with 0", "said that it was cut", "in an earlier start", "never"],
+    ids=["ended with 0", "said that it was cut", "in an earlier start", "never", "may not go back"],
 )
 def test_a_preempted_job_that_ends_with_0_is_neither_done_nor_run_again(
     lab: BatchLab, preempted: str, code: int, recorded: tuple[str, str]
 ) -> None:
     """From 24.05 on Slurm queues it again whatever its code, and where it does not, the run counted as done."""
     lab.command("scontrol", SITE)
-    lab.say("job", f"JobId=7 Requeue=1 Restarts=0 StartTime=2026-11-22T09:00:00 PreemptTime={preempted} \n")
+    may = "" if "Requeue" in preempted else "Requeue=1 "
+    lab.say("job", f"JobId=7 {may}Restarts=0 StartTime=2026-11-22T09:00:00 PreemptTime={preempted} \n")
     finish(lab, code)
     assert ends(lab) == [recorded]
     told = [line for line in lab.calls("scontrol") if line.startswith("scontrol update")]
-    assert told == (["scontrol update JobId=7 Requeue=0"] if recorded == ("end", "143") else [])
+    assert told == (["scontrol update JobId=7 Requeue=0"] if (code, recorded) == (0, ("end", "143")) else [])
 
 
 DEAF = "trap '' TERM; exec sleep 60"

@@ -4,7 +4,7 @@
 
 # Seconds that the other ranks get once one has failed. srun's own --kill-on-bad-exit is faster where it sees the ranks.
 readonly failure_watch_grace=10
-# Seconds between looks at the nodes. A look asks the controller once, so a job asks twice a minute, for any number of roles and
+# Seconds between looks at the nodes, of a job that survives the loss of one (spares, replicas). A look asks the controller once, so a job asks twice a minute, for any number of roles and
 # nodes.
 declare -A failure_watch_known=()
 readonly failure_watch_tick=2 failure_watch_nodes_every=30

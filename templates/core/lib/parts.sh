@@ -25,7 +25,8 @@
 #   keeps_step          whether a step is not ended with the others; steps_ended: those have ended
 #   end                 all steps are gone; stopped: nothing else is started; closed: the end is recorded
 #
-# docs/internals/parts.md says how to write one.
+# A site adds its own without changing the kit: [parts] in the cluster's file (docs/guides/administrator.md). How the kit's own are
+# written: docs/internals/parts.md.
 
 parts::source() {
     local part

@@ -203,6 +203,11 @@ retry::preempted() {
         END { exit !(value["PreemptTime"] ~ /^[0-9]/ && value["PreemptTime"] >= value["StartTime"]) }'
 }
 
+# Whether Slurm lets the job go back to the queue: it refuses a job with Requeue=0 (sbatch --no-requeue, or retry::cap_slurm).
+retry::may_requeue() {
+    ! retry::job | grep -qE ' Requeue=0( |$)'
+}
+
 # Handles a preempted job whose ranks ended with 0 after the signal. It may be done, or may only have saved, so it does not count as
 # done. As after any 0, it is not queued again, which Slurm from 24.05 on would do by itself.
 retry::doubt_end() {

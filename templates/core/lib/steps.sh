@@ -123,8 +123,8 @@ steps::wait() {
     return "${steps_code}"
 }
 
-# At the deadline, kills the tasks. Three seconds later srun gets TERM, and ten seconds later KILL, if it still waits for a node
-# that does not answer. An srun whose step Slurm has not made yet, for example because it waits for nodes, has no tasks: it is gone
+# At the deadline, kills the tasks. If srun then still waits for a node that does not answer, it gets TERM 3 s after the tasks' KILL,
+# and KILL 10 s after it. An srun whose step Slurm has not made yet, for example because it waits for nodes, has no tasks: it is gone
 # within two seconds.
 steps::enforce_deadline() {
     local -r name="$1"

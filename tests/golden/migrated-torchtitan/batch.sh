@@ -99,7 +99,8 @@ readonly -a KIT_SIGNAL_ARGV=(
     --open-mode=append
     /shared/runs/digits-1/bin/signal.sh
 )
-# Features that only a key of the job brings: lib/parts.sh calls them. Their constants are below.
+# The features of this run, in the order in which lib/parts.sh calls them, each with the key or the default that asks for it. Their
+# constants are below.
 readonly -a KIT_PARTS=(
     container_names # container.runtime
     heartbeat # monitor.heartbeat
@@ -216,7 +217,8 @@ readonly -a KIT_EVIDENCE_ARGV=(
     /shared/runs/digits-1/bin/evidence.sh
 )
 
-# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc.
+# This script runs on the first node, outside any container: under sbatch, or by hand in an allocation of salloc. The kit's pages
+# docs/concepts/faults.md and docs/concepts/runs.md say what it does on each signal and failure, and what each file is.
 # Below this line nothing is generated.
 set -uo pipefail
 
@@ -270,7 +272,8 @@ judge_end() {
         what=requeue
     elif retry::look; retry::slurm_requeued; then
         what=requeued
-    elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted; then
+    elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted \
+        && retry::may_requeue; then
         what=requeue
     elif ((code == 0)) && retry::preempted; then
         retry::doubt_end
@@ -301,6 +304,7 @@ finish() {
             if ! retry::requeue "${code}"; then
                 retry::record_end "${code}"
                 retry::end "${code}"
+                parts::call closed
             fi
             ;;
         requeued)
@@ -352,7 +356,7 @@ main() {
 
     nodes::list || exit 1
     events::record start nodes "${SLURM_JOB_NODELIST}"
-    # The nodes check themselves while this script does the rest.
+    # The part preflight starts the nodes' checks here, and waits for them below, at `check`.
     parts::require listed || exit $?
     parts::require prepare || exit $?
     nodes::resolve || exit 1
