@@ -125,7 +125,7 @@ def test_a_relay_that_cannot_start_says_why(cluster: SshHost) -> None:
         pair_relay.start(there, rules, taken.getsockname()[1], env={})
     assert "cluster a: the relay does not start on login.a: " in caught.value.message
     assert "cannot listen on port" in caught.value.message
-    assert caught.value.hint == "its log is /there/gpt-a/logs/relay.log"
+    assert caught.value.hint == "read the relay's log: /there/gpt-a/logs/relay.log"
 
 
 def test_a_resumed_half_takes_the_token_that_the_other_still_has_over_there(
