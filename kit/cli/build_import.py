@@ -20,7 +20,12 @@ if TYPE_CHECKING:
 Locked = Annotated[
     bool, typer.Option("--locked", help="Fail and print the reason if the result is not the image that the lock names.")
 ]
-Relock = Annotated[bool, typer.Option("--relock", help="Write a new lock even if the same inputs gave other bytes.")]
+Relock = Annotated[
+    bool,
+    typer.Option(
+        "--relock", help="Write a new lock even if the same inputs gave other bytes, or with packages of today."
+    ),
+]
 Fresh = Annotated[
     bool,
     typer.Option(

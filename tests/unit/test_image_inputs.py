@@ -14,7 +14,7 @@ import pytest
 
 from kit.config import load_model
 from kit.errors import ConfigError, ImageError, UsageError
-from kit.images.build import base_image, build_context, host_apt_sources, wheels
+from kit.images.build import bootstrap_base, build_context, host_apt_sources, wheels
 from kit.images.sources import image_reference
 from kit.images.sources.engine_hints import registry_hint
 from kit.schema.image import Bootstrap, ImageSpec, PythonPackages
@@ -123,8 +123,8 @@ def test_apt_sources_of_the_suite_in_both_formats(tmp_path: Path) -> None:
 
 def test_a_bootstrap_is_known_again_by_what_it_is_made_of() -> None:
     one = Bootstrap(suite="bookworm", packages=("bash",))
-    assert base_image.key(one) == base_image.key(Bootstrap(suite="bookworm", packages=("bash",)))
-    assert base_image.key(one) != base_image.key(Bootstrap(suite="bookworm", packages=("bash", "tar")))
+    assert bootstrap_base.key(one) == bootstrap_base.key(Bootstrap(suite="bookworm", packages=("bash",)))
+    assert bootstrap_base.key(one) != bootstrap_base.key(Bootstrap(suite="bookworm", packages=("bash", "tar")))
 
 
 HEX = "0" * 64

@@ -13,7 +13,7 @@ import pytest
 from kit.files import temporary_names
 from kit.files.owning_process import Owner
 from kit.images import image_lock, store
-from kit.images.build import base_image, build_context, requirements_lock, wheels
+from kit.images.build import bootstrap_base, build_context, requirements_lock, wheels
 from kit.schema.image import Bootstrap, ImageLock, PythonPackages
 from tests.support import REPO
 
@@ -88,7 +88,9 @@ def test_apts_own_user_may_enter_where_mmdebstrap_works(tmp_path: Path, monkeypa
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    base_image._make_tar(Bootstrap(suite="bookworm", mirror="http://x/"), tmp_path / "base.tar", lambda _: None)
+    bootstrap_base.make_tar(
+        Bootstrap(suite="bookworm", mirror="http://x/"), tmp_path / "base.tar", lambda _: None, versions={}
+    )
     mode, place = said.read_text().split()
     assert mode == "711"
     assert Path(place).parent == tmp_path

@@ -2,37 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
-import os
-import platform
-import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kit import shell
-from kit.errors import ImageError, ToolError
-from kit.files import temporary_names
-from kit.images.build import host_apt_sources
+from kit.errors import ImageError
+from kit.images.build import bootstrap_base
 from kit.images.sources.engine import Engine
 from kit.images.squash import sqsh_tar
 from kit.schema.image import Base, Bootstrap, ImageLock
 
-# Raise this number when the same bootstrap table gives another tar.
+# Raise this number when the same .sqsh gives another image in the engine.
 _RECIPE = 1
-
-# Remove the mirror from the image: its address may be private, and it would make the bytes depend on the machine. mmdebstrap runs
-# this constant in a shell, with the new root as $1.
-_FORGET_MIRROR = '--customize-hook=rm -f "$1/etc/apt/sources.list"'
 
 # An image of no files, so that a builder on `scratch` can hold a container. The digest is that of no bytes.
 _SCRATCH = "kit-base/scratch:1"
 _EMPTY = f"sha256:{hashlib.sha256().hexdigest()}"
 
-_CLEAN_ENV = {"LC_ALL": "C.UTF-8", "TZ": "UTC", "SOURCE_DATE_EPOCH": "0"}
+
+@dataclass(frozen=True, kw_only=True)
+class Pinned:
+    """The lock whose package versions a bootstrap takes again. required: the same inputs, so other versions are an error."""
+
+    lock: ImageLock
+    required: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,14 +50,16 @@ def ready(
     fresh: bool,
     on_line: Callable[[str], None],
     other: tuple[ImageLock, Path] | None = None,
+    pinned: Pinned | None = None,
 ) -> ReadyBase:
     """Make the base available in the engine.
 
     fresh: bootstrap again even if the engine holds the result of an earlier bootstrap. work: a private folder for the bootstrap's
-    tar. other: lock and .sqsh of the image that `base.image` names. ImageError or ToolError when the base cannot be made.
+    tar. other: lock and .sqsh of the image that `base.image` names. pinned: see Pinned. ImageError or ToolError when the base
+    cannot be made, LockError when it cannot have the lock's versions and must.
     """
     if base.bootstrap is not None:
-        return _bootstrapped(engine, base.bootstrap, work, fresh, on_line)
+        return _bootstrapped(engine, base.bootstrap, pinned, work=work, fresh=fresh, on_line=on_line)
     if base.image is not None:
         assert other is not None
         return _locked(engine, *other)
@@ -102,13 +100,26 @@ def _locked(engine: Engine, locked: ImageLock, sqsh: Path) -> ReadyBase:
 
 
 def _bootstrapped(
-    engine: Engine, bootstrap: Bootstrap, work: Path, fresh: bool, on_line: Callable[[str], None]
+    engine: Engine,
+    bootstrap: Bootstrap,
+    pinned: Pinned | None,
+    *,
+    work: Path,
+    fresh: bool,
+    on_line: Callable[[str], None],
 ) -> ReadyBase:
-    reference = f"kit-base/{bootstrap.suite}:{key(bootstrap)}"
+    """A base of the lock's digest if the engine has one; else a new one with the lock's versions, else with those of today."""
+    wanted = pinned.lock.base.digest if pinned else ""
+    reference = f"kit-base/{bootstrap.suite}:{bootstrap_base.key(bootstrap)}"
     image = None if fresh else engine.inspect(reference)
+    if pinned and (image is None or image.diff_ids[0] != wanted):
+        reference = f"kit-base/{bootstrap.suite}:{bootstrap_base.key(bootstrap, pinned=wanted)}"
+        image = None if fresh else engine.inspect(reference)
     if image is None:
         tar = work / "base.tar"
-        _make_tar(bootstrap, tar, on_line)
+        bootstrap_base.make_tar(bootstrap, tar, on_line, versions=pinned.lock.packages.apt if pinned else {})
+        if pinned and pinned.required:
+            bootstrap_base.require_versions(tar, pinned.lock)
         engine.import_tar(tar, reference)
         tar.unlink()
         image = engine.inspect(reference)
@@ -116,73 +127,3 @@ def _bootstrapped(
         raise ImageError(f"{reference}: the engine imported the image, but then did not find it")
     # The engine names a layer by the sha256 of its tar. The only layer here is the bootstrapped tar.
     return ReadyBase(reference=reference, kind="bootstrap", name=bootstrap.suite, digest=image.diff_ids[0])
-
-
-def key(bootstrap: Bootstrap) -> str:
-    """16 hex digits: a digest of the bootstrap table and of this machine's architecture."""
-    meaning = {**bootstrap.model_dump(mode="json"), "recipe": _RECIPE, "machine": platform.machine()}
-    return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _make_tar(bootstrap: Bootstrap, tar: Path, on_line: Callable[[str], None]) -> None:
-    sources = [] if bootstrap.mirror else host_apt_sources.lines(bootstrap.suite, bootstrap.components)
-    if shell.which("mmdebstrap"):
-        _mmdebstrap(bootstrap, sources, tar, on_line)
-    elif shell.which("debootstrap"):
-        _debootstrap(bootstrap, sources, tar, on_line)
-    else:
-        raise ToolError("neither mmdebstrap nor debootstrap is on this machine", hint="apt-get install mmdebstrap")
-
-
-def _mmdebstrap(bootstrap: Bootstrap, sources: list[str], tar: Path, on_line: Callable[[str], None]) -> None:
-    argv = ["mmdebstrap", "--variant=minbase", "--format=tar", f"--components={','.join(bootstrap.components)}"]
-    argv += [f"--include={','.join(bootstrap.packages)}"] if bootstrap.packages else []
-    argv += [_FORGET_MIRROR, bootstrap.suite, str(tar)]
-    if bootstrap.mirror:
-        argv.append(bootstrap.mirror)
-    elif sources:
-        file = tar.with_name("sources.list")
-        file.write_text("".join(f"{line}\n" for line in sources), encoding="utf-8")
-        argv.append(str(file))
-    with _temporary() as place:
-        _run(argv, on_line, {"TMPDIR": str(place)} if place else {})
-
-
-@contextlib.contextmanager
-def _temporary() -> Iterator[Path | None]:
-    """A temporary folder for mmdebstrap run by root. A killed mmdebstrap leaves files there, and the next run removes them.
-
-    For other users there is no such folder. apt's own user must be able to enter the folder, as it can enter /tmp. Otherwise apt
-    works as root, and the tar holds other owners.
-    """
-    if os.geteuid() != 0:
-        yield None
-        return
-    with temporary_names.beside(Path(tempfile.gettempdir()) / "kit-bootstrap") as place:
-        place.mkdir()
-        place.chmod(0o711)
-        yield place
-
-
-def _debootstrap(bootstrap: Bootstrap, sources: list[str], tar: Path, on_line: Callable[[str], None]) -> None:
-    if os.geteuid() != 0:
-        raise ToolError("debootstrap needs root", hint="apt-get install mmdebstrap, which does not")
-    root = tar.with_name("root")
-    argv = ["debootstrap", "--variant=minbase", f"--components={','.join(bootstrap.components)}"]
-    argv += [f"--include={','.join(bootstrap.packages)}"] if bootstrap.packages else []
-    # debootstrap takes one mirror and only the release itself, so choose the first source that is not a list of updates.
-    own = next((line.split("]")[-1].split() for line in sources if bootstrap.suite in line.split()), [])
-    mirror = bootstrap.mirror or next((word for word in own if "://" in word), None)
-    _run([*argv, bootstrap.suite, str(root), *([mirror] if mirror else [])], on_line)
-    for leftover in (root / "etc/apt/sources.list", *(root / "var/cache/apt/archives").glob("*.deb")):
-        leftover.unlink(missing_ok=True)
-    _run(["tar", "--sort=name", "--numeric-owner", "--mtime=@0", "-C", str(root), "-cf", str(tar), "."], on_line)
-
-
-def _run(argv: list[str], on_line: Callable[[str], None], more: Mapping[str, str] | None = None) -> None:
-    try:
-        for line in shell.lines(shell.bound(argv), env={**os.environ, **_CLEAN_ENV, **(more or {})}):
-            on_line(line)
-    except ToolError as error:
-        hint = "check that this machine's apt works ('apt-get update'), or set [base.bootstrap] mirror in image.toml"
-        raise ImageError(f"the base could not be bootstrapped: {error.message}", hint=hint) from None

@@ -63,6 +63,7 @@ class _BuildFolder:
     spec: ImageSpec
     files: tuple[build_context.ContextFile, ...]
     other: tuple[ImageLock, Path] | None  # lock and .sqsh of the image that this one builds on
+    pinned: base_image.Pinned | None
     needs: dockerfile_needs.Dockerfile
 
 
@@ -137,9 +138,29 @@ def _read(order: BuildOrder, report: Report, above: tuple[str, ...]) -> tuple[_B
         context=build_context.files_digest(files) if spec.build.context else None,
     )
     folder = _BuildFolder(
-        path=entry.folder, context=context, dockerfile=file, spec=spec, files=files, other=other, needs=needs
+        path=entry.folder,
+        context=context,
+        dockerfile=file,
+        spec=spec,
+        files=files,
+        other=other,
+        pinned=_pinned(spec, target),
+        needs=needs,
     )
     return folder, target
+
+
+def _pinned(spec: ImageSpec, target: squash_and_lock.Target) -> base_image.Pinned | None:
+    """The lock whose versions of packages a bootstrap keeps. None with `relock`, and for a lock of another base."""
+    locked = None if target.relock else target.current
+    bootstrap = spec.base.bootstrap if spec.base else None
+    if (
+        locked is None
+        or bootstrap is None
+        or (locked.base.kind, locked.base.reference) != ("bootstrap", bootstrap.suite)
+    ):
+        return None
+    return base_image.Pinned(lock=locked, required=target.locked or locked.inputs == target.inputs)
 
 
 def _other(order: BuildOrder, spec: ImageSpec, report: Report, above: tuple[str, ...]) -> tuple[ImageLock, Path] | None:
@@ -291,7 +312,14 @@ def _base(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, r
     if base is None:
         return base_image.own(engine, folder.needs.base, platform_=platform, on_line=report.line)
     return base_image.ready(
-        engine, base, work=work, platform_=platform, fresh=order.fresh, on_line=report.line, other=folder.other
+        engine,
+        base,
+        work=work,
+        platform_=platform,
+        fresh=order.fresh,
+        on_line=report.line,
+        other=folder.other,
+        pinned=folder.pinned,
     )
 
 

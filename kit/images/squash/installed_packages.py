@@ -19,7 +19,7 @@ def packages(image: Path) -> Packages:
     listing = shell.lines([unsquashfs, "-d", "", "-l", str(image)])  # up to 400,000 files in the largest images
     python = dict(sorted((canonical(found[1]), found[2]) for line in listing if (found := _DIST_INFO.search(line))))
     status = shell.run([unsquashfs, "-cat", str(image), "var/lib/dpkg/status"], check=False)
-    return Packages(apt=_dpkg(status.stdout) if status.returncode == 0 else {}, pip=python)
+    return Packages(apt=read_dpkg_status(status.stdout) if status.returncode == 0 else {}, pip=python)
 
 
 def has_stale_bytecode(image: Path, work: Path) -> bool:
@@ -45,8 +45,8 @@ def _flags(compiled: Path) -> int:
         return int.from_bytes(file.read(8)[4:], "little")
 
 
-def _dpkg(status: str) -> dict[str, str]:
-    """Installed packages from dpkg's status file: stanzas with Package, Status and Version."""
+def read_dpkg_status(status: str) -> dict[str, str]:
+    """Name -> version of each installed package, from dpkg's status file: stanzas with Package, Status and Version."""
     found = {}
     for stanza in status.split("\n\n"):
         fields = dict(re.findall(r"^(Package|Status|Version): (.*)$", stanza, re.MULTILINE))
