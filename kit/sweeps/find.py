@@ -71,7 +71,7 @@ def states(folder: Path, record: SweepRecord, *, queue: Queue) -> dict[int, Stat
         # For a cluster over ssh, this also updates the runs' records.
         answer = queue(record.cluster)
         queue = lambda name: answer  # noqa: E731 - of this cluster alone
-    if lost_arrays.arrays(paths, record):
+    if lost_arrays.has_lost_arrays(record):
         record = lost_arrays.recovered(folder, record)
     # Use the run index: of 10,000 points, only those with changed files are read again.
     there = [(path, one) for path, one in index.runs(paths.points) if not one.problem or _has_manifest(path)]

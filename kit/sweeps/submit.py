@@ -66,8 +66,8 @@ def resubmit(
     """
     now = now or datetime.now(UTC)
     paths = SweepPaths(prepared.folder)
-    # An array without an answer of sbatch may be in no record.
-    numbers = (*(a.number for a in before.arrays), *lost_arrays.arrays(SweepPaths(prepared.at), before))
+    # A submit that was killed may have left an array's folder, and no record of it.
+    numbers = (*(a.number for a in before.arrays), *lost_arrays.written_numbers(SweepPaths(prepared.at)))
     arrays = prepared.arrays(points, first=max(numbers, default=-1) + 1)
     again = set(points)
     wanted = [p for p in prepared.points if p.index in again]

@@ -4,6 +4,8 @@
 # one of: run: RUN is a new run folder; again: RUN has ended, and AGAIN, relative to it, holds the new manifest; array: array AGAIN
 # of the sweep RUN; place: only the folder, nothing is submitted; over: the same into an existing folder. SCRIPT: the argument of
 # sbatch, relative to RUN. LINKS: of a run, how many links of a chain follow its job. RIGHT: a folder in RUN; the process that makes it may submit. OLD: the earlier job, or 0.
+UNDER_WAY='another submit of this run is under way, or was cut off'
+
 main() {
     kit_environment
     mkdir -p -- "$RUNS" || { result failed; return; }
@@ -82,7 +84,7 @@ send() {
         if [ "$code" -ne 0 ] && ! slow "$said"; then tries=1; fi
     else
         tries=20
-        said='another submit of this run is under way, or was cut off'
+        said="$UNDER_WAY"
         code=0
     fi
     while [ "$tries" -gt 0 ]; do
@@ -115,7 +117,9 @@ links() {
             tries=$((tries - 1))
             sleep 1
         done
-        return 0
+        [ ! -f "./$RUN/state/links" ] || return 0
+        said="$UNDER_WAY"
+        return 1
     fi
     jobs=$number
     last=$number
@@ -174,16 +178,15 @@ in_queue() {
 }
 
 note() {
+    jobs=$number
     case $KIND in
         array)
-            jobs=$number
             note_array
             ;;
         *)
-            jobs=$number
             if [ "$LINKS" -gt 0 ]; then
                 if ! links; then
-                    if slow "$said"; then result unknown "$said"; else forget; result refused "$said"; fi
+                    if [ "$said" = "$UNDER_WAY" ] || slow "$said"; then result unknown "$said"; else forget; result refused "$said"; fi
                     return
                 fi
                 jobs=$(tr '\n' ' ' <"./$RUN/state/links")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from kit.errors import JobRefusedError
+from kit.errors import JobRefusedError, SlurmError
 from kit.submission.prepare_run import Prepared, prepare_job
 from kit.submission.submit import submit
 from tests.support import write_job
@@ -69,3 +69,18 @@ def test_a_link_whose_answer_is_lost_is_found_in_the_queue(lab: Lab) -> None:
     record = submit(prepared(lab))
     assert (record.job_id, record.links) == (1, (2, 3))
     require_chain(lab, record.run_id)
+
+
+@pytest.mark.parametrize("lab", ["ssh"], indirect=True)
+def test_links_that_another_submit_began_are_not_taken_for_submitted(lab: Lab) -> None:
+    """Its connection may have broken after the first link: a chain of one job was recorded as the whole chain."""
+    ready = prepared(lab)
+    path = lab.tools / "sbatch"
+    begun = f"case ${{!#}} in */batch.sh) cd {lab.runs}/*/state && mkdir linking ;; esac; echo $n"
+    path.write_text(path.read_text().replace("echo $n", begun))
+    (lab.tools / "sleep").write_text("#!/bin/sh\n")
+    (lab.tools / "sleep").chmod(0o755)
+    with pytest.raises(SlurmError, match="under way"):
+        submit(ready)
+    assert json.loads((lab.runs / ready.plan.run_id / "manifest.json").read_text())["job_id"] is None
+    assert lab.calls("cancelled") == []

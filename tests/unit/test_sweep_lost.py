@@ -10,17 +10,21 @@ from kit.record import manifest
 from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
 from kit.sweeps import find, lost_arrays
-from kit.sweeps.record import SweepPaths, read_sweep
+from kit.sweeps.record import NO_JOB, SentArray, SweepPaths, read_sweep
 from tests.unit.test_sweep_results import write_sweep
+
+ARGV = ("sbatch", "--parsable", "--dependency=afterok:7", "batch.sh")
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Three points in two arrays that Slurm may have; neither the record nor a manifest names a job."""
+    """Three points in two arrays that Slurm may have; the record is as before sbatch's answer, and no manifest names a job."""
     made = write_sweep(tmp_path, [({"a": n}, [], None) for n in range(3)])
     paths = SweepPaths(made)
-    read_sweep(made).model_copy(update={"arrays": ()}).write(paths)
-    for number, members in ((0, (2, 0)), (1, (1,))):
+    arrays = ((0, (2, 0)), (1, (1,)))
+    sent = tuple(SentArray(number=n, job_id=NO_JOB, members=members, argv=ARGV) for n, members in arrays)
+    read_sweep(made).model_copy(update={"arrays": sent}).write(paths)
+    for number, members in arrays:
         (paths.arrays / str(number)).mkdir(parents=True)
         (paths.arrays / str(number) / "batch.sh").touch()
         for task, point in enumerate(members):
@@ -51,8 +55,11 @@ def test_points_of_an_array_that_slurm_has(folder: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {str(script): 41, "/other/arrays/1/batch.sh": 42})
     assert states(folder) == ["PENDING", find.MISSING, "PENDING"]
     assert [one.job_id for one in find.active(folder, queue=queue)] == ["41_1", "41_0"]
-    assert [(one.number, one.job_id, one.members) for one in read_sweep(folder).arrays] == [(0, 41, (2, 0))]
-    assert lost_arrays.arrays(SweepPaths(folder), read_sweep(folder)) == [1]
+    after = read_sweep(folder)
+    assert [(array.number, array.members) for array in after.submitted] == [(0, (2, 0))]
+    assert [(array.job_id, array.argv) for array in after.arrays] == [(41, ARGV), (NO_JOB, ARGV)]
+    assert manifest.read_manifest(RunPaths(SweepPaths(folder).point(0)).manifest).argv == ARGV
+    assert lost_arrays.has_lost_arrays(after)
 
 
 def test_without_a_slurm_nothing_is_changed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

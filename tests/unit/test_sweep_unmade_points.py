@@ -28,7 +28,7 @@ from kit.sweeps import find, lost_arrays, point_templates
 from kit.sweeps import submit as sending
 from kit.sweeps.points.program_options import text
 from kit.sweeps.prepare import PreparedSweep, prepare_sweep
-from kit.sweeps.record import SweepPaths, read_sweep
+from kit.sweeps.record import NO_JOB, SweepPaths, read_sweep
 from kit.sweeps.results.results import gather
 from tests.support import write_job
 
@@ -203,11 +203,13 @@ def test_before_the_array_is_submitted_no_folder_is_made(made: PreparedSweep) ->
     assert (one.state, one.job_id) == ("SUBMITTED", None)
 
 
-def test_an_array_that_is_in_no_record_is_found_again(made: PreparedSweep, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_array_without_a_job_in_the_record_is_found_again(
+    made: PreparedSweep, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """`kit sweep` was killed between sbatch and its record."""
     paths = SweepPaths(made.folder)
     (paths.arrays / "0/job").unlink()
-    read_sweep(made.folder).model_copy(update={"arrays": ()}).write(paths)
+    read_sweep(made.folder).with_jobs({0: NO_JOB}).write(paths)
     monkeypatch.setattr("kit.hosts.local.LocalHost.is_up", lambda _host: True)
     monkeypatch.setattr("kit.hosts.local.LocalHost.env", lambda _host, inherit=(): {})
     monkeypatch.setattr("kit.slurm.client.scripts", lambda **_: {str(paths.arrays / "0/batch.sh"): 41})
