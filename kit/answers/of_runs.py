@@ -239,6 +239,7 @@ class MigrationReport(Model):
     outcome: Outcome
     entries: list[MigratedLines]
     job: dict[str, Any] = Field(description="The job file's keys.")
+    cluster: dict[str, Any] = Field(description="What the script says about its cluster, as keys of a cluster file.")
     refused: list[str]
     open: list[str] = Field(description="What differs and belongs to no one line.")
     by_the_kit: list[str]

@@ -16,13 +16,20 @@ def migrate(
     script: Annotated[Path, typer.Argument(help="The sbatch script. It is read, and never run.")],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="The folder for job.toml and migrated.txt.", show_default="the script's"),
+        typer.Option(
+            "--output",
+            "-o",
+            help="The folder for job.toml, cluster.toml and migrated.txt.",
+            show_default="the script's",
+        ),
     ] = None,
     cluster: ClusterName = None,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing job.toml and migrated.txt.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Overwrite an existing job.toml, cluster.toml and migrated.txt.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
-    """Write a job file that does what an sbatch script does, and a report with the place of each of its lines."""
+    """Write a job file and a cluster file that do what an sbatch script does, and a report with the place of each of its lines."""
     from kit.migrate import write_job
 
     report = write_job.migrate(script, output=output, cluster=cluster, force=force)

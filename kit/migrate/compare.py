@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import takewhile
 from pathlib import Path
 
+from kit import config
+from kit.data_folders import Entry
 from kit.errors import ConfigError, KitError
 from kit.migrate.report import Migration
 from kit.planning import rank_files, sbatch_header, steps
 from kit.planning.plan import Plan
 from kit.schema import sbatch_lines
-from kit.submission.prepare_run import prepare_job
+from kit.schema.cluster import Cluster
+from kit.submission.prepare_run import prepare_sources
 
 _SHOWN = ("--nodes=", "--ntasks-per-node=", "--cpus-per-task=", "--mem=", "--gpus-per-node=", "--gres=")
 
 
-def compare(text: str, job_file: Path, cluster: str | None, report: Migration) -> None:
-    """Write the differences into the report. A job that cannot be planned gives the faults instead, and is not whole."""
+def compare(text: str, job_file: Path, cluster: str | None, report: Migration, *, own_entry: Entry | None) -> None:
+    """Write the differences into the report. A job that cannot be planned gives the faults instead, and is not whole.
+
+    own_entry: the cluster file that this migration has written, if it is the only one.
+    """
     try:
-        plan = prepare_job(job_file, cluster=cluster, overrides=[], containers=False).plan
+        sources = config.read_job(job_file, cluster=cluster)
+        if own_entry:
+            sources = replace(sources, cluster=own_entry, place=config.load_model(own_entry.path, Cluster))
+        plan = prepare_sources(sources, containers=False).plan
     except ConfigError as error:
         report.open += [f"the job is refused on this cluster: {line}" for line in str(error).splitlines() if line]
     except KitError as error:

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kit.migrate import after_ranks, bash_tree, before_ranks, header, names_in_lines, reading, steps
+from kit.migrate import after_ranks, bash_tree, before_ranks, cluster_file, header, names_in_lines, reading, steps
 from kit.migrate.bash_tree import ASSIGNMENTS, commands_of, name_of, text_of
 from kit.migrate.reading import ScriptState
 from kit.migrate.report import Migration, Places, UnreadError
@@ -116,6 +116,7 @@ def _finish(script: ScriptState) -> None:
             "slurm.signal: set resources.time: without a limit of its own, a job gets no signal before it"
         )
     script.lines.write(job)
+    report.cluster = cluster_file.describe(job, script.sizes)
     report.close(script.text)
     report.job = {name: value for name, value in job.items() if value not in ({}, [])}
     report.by_the_kit += _BY_THE_KIT

@@ -79,7 +79,7 @@ class LineEntry:
 
 @dataclass(kw_only=True)
 class Migration:
-    """All entries, the job's keys, and differences between the script and the rendered job.
+    """All entries, the keys of the job and of its cluster's file, and differences between the script and the rendered job.
 
     open: what differs and belongs to no one line. refused: why the whole has no job.
     """
@@ -87,6 +87,7 @@ class Migration:
     script: str
     entries: list[LineEntry] = field(default_factory=list)
     job: dict[str, Any] = field(default_factory=dict)
+    cluster: dict[str, Any] = field(default_factory=dict)
     refused: list[str] = field(default_factory=list)
     open: list[str] = field(default_factory=list)
     by_the_kit: list[str] = field(default_factory=list)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from kit import data_folders
 from kit.config.toml_file import validate
 from kit.errors import ConfigError, Fault, UsageError
 from kit.files import untrusted_files
-from kit.migrate import compare, read_script
+from kit.migrate import cluster_file, compare, read_script
 from kit.migrate.reading import MOST_BYTES
 from kit.migrate.report import Migration
 from kit.schema.job import Job
@@ -19,16 +20,18 @@ _ORDER = ("name", "launcher", "image", "script", "module", "command", "args")
 
 
 def migrate(script: Path, *, output: Path | None, cluster: str | None, force: bool) -> Migration:
-    """Read a script, and write job.toml and the report into a folder; default: the script's own, where its program is.
+    """Read a script, and write job.toml, cluster.toml and the report into a folder; default: the script's own.
 
-    A refused script gets only the report. UsageError for files that exist or cannot be read.
+    A refused script gets only the report. A script that says nothing new of its cluster gets no cluster.toml. UsageError for files
+    that exist or cannot be read.
     """
     try:
         text = untrusted_files.read_text(script, most=MOST_BYTES)
     except OSError as error:
         raise UsageError(f"{script}: {error}", hint="name an sbatch script") from None
     folder = output or script.parent
-    there = [path for path in (folder / "job.toml", folder / REPORT) if path.exists() and not _is_report(path)]
+    written = (folder / name for name in ("job.toml", cluster_file.NAME, REPORT))
+    there = [path for path in written if path.exists() and not _is_report(path)]
     if there and not force:
         raise UsageError(
             f"{there[0]}: the file exists already", hint="--force writes over it, -o FOLDER writes elsewhere"
@@ -37,14 +40,15 @@ def migrate(script: Path, *, output: Path | None, cluster: str | None, force: bo
     _validate(report)
     folder.mkdir(parents=True, exist_ok=True)
     if report.outcome == "refused":
-        report.job = {}
+        report.job = report.cluster = {}
     else:
         job_file = folder / "job.toml"
         untrusted_files.write_text(job_file, as_toml(report))
         if folder.absolute() != script.absolute().parent:
             report.open.append(f"{job_file}: not in the script's folder, where the paths of the script begin")
-        compare.compare(text, job_file, cluster, report)
-        report.next.append(f"kit submit {job_file}")
+        own_entry = cluster_file.write(report, folder, cluster, data_folders.project(job_file.parent))
+        compare.compare(text, job_file, cluster, report, own_entry=own_entry)
+        report.next.append(f"kit submit {job_file}{' --cluster NAME' if own_entry else ''}")
     untrusted_files.write_text(folder / REPORT, report.as_text())
     return report
 
