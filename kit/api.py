@@ -281,7 +281,7 @@ def cancel(*runs: Run | SweepRun | str | Path, project: Path | None = None) -> l
 
 
 def wait(
-    *runs: Run | str | Path,
+    *runs: Run | SweepRun | str | Path,
     first: bool = False,
     timeout: float | None = None,
     on_event: Callable[[RunEvent], None] = lambda _: None,
@@ -289,7 +289,7 @@ def wait(
 ) -> list[Status]:
     """Wait for all runs, or with `first` for the first that ends; return those that have ended, in the order of their ends.
 
-    Slurm is asked every half minute, once for all runs of a cluster. on_event: called when a run starts, is requeued, stalls
+    A sweep means all its points. Slurm is asked every half minute, once for all runs of a cluster. on_event: called when a run starts, is requeued, stalls
     or ends. timeout: seconds; then StillRunningError. A failed run raises no exception: its exit code is in its status.
     """
     with data_folders.in_project(project):
@@ -300,7 +300,10 @@ def wait(
 
 
 async def watch_runs(
-    *runs: Run | str | Path, first: bool = False, timeout: float | None = None, project: Path | None = None
+    *runs: Run | SweepRun | str | Path,
+    first: bool = False,
+    timeout: float | None = None,
+    project: Path | None = None,
 ) -> AsyncIterator[RunEvent]:
     """The events of `wait` as they happen, while other tasks run. One loop asks for all runs, each half minute once.
 
@@ -320,8 +323,8 @@ async def watch_runs(
         await asyncio.sleep(wait_for_runs.LOOK_S)
 
 
-def _watch(runs: Sequence[Run | str | Path]) -> RunsWatch:
-    folders = [_folder(one) for one in runs]
+def _watch(runs: Sequence[Run | SweepRun | str | Path]) -> RunsWatch:
+    folders = named_runs.find_dirs([_name(one) for one in runs], None, say=_log.warning)
     return RunsWatch(
         folders, queue=catch_up.queue(), history=other_jobs.ask_accounting(say=_log.warning), say=_log.warning
     )

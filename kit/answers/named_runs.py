@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import chain
 from pathlib import Path
 
 from kit import data_folders
@@ -31,6 +32,15 @@ def find_dir(name: str | None, runs_dir: Path | None, *, say: Say) -> Path:
     run_dir = find_runs.find_one(name, folders(runs_dir, name, say=say))
     clusters.fetch(run_dir)
     return run_dir
+
+
+def find_dirs(names: Sequence[str], runs_dir: Path | None, *, say: Say) -> list[Path]:
+    """The folders of these runs, and of all points of these sweeps, each once; those on another machine as updated mirrors."""
+    from kit.ledger import find as named
+
+    run_dirs = fetched(runs_dir, names, say=say)
+    found = (named.sweep_points(name, run_dirs) or [find_runs.find_one(name, run_dirs)] for name in names)
+    return list(dict.fromkeys(chain(*found)))
 
 
 def fetched(runs_dir: Path | None, names: Sequence[str | None], *, say: Say) -> list[Path]:

@@ -1,4 +1,4 @@
-"""Waits for many runs in one process: for `kit wait` and the Python API.
+"""Waits for many runs in one process: for `kit wait`, the Python API and the tools for agents.
 
 What happens in a run is read from its own record, every second. Slurm is asked every half minute, once for all runs of a cluster.
 """
@@ -50,8 +50,9 @@ class RunEvent:
 class RunsWatch:
     """Runs that are waited for. Each call of `look` returns what is new.
 
-    ended: the runs that have ended, in the order of their ends. queue, history: ask Slurm once per call and cluster. say: called
-    once when a cluster does not answer; NoAnswerError after a quarter of an hour without an answer.
+    ended: the runs that have ended, in the order of their ends. seen: each run as it was when Slurm was last asked, or at its end.
+    queue, history: ask Slurm once per call and cluster. say: called once when a cluster does not answer; NoAnswerError after a
+    quarter of an hour without an answer. again: also what this submission of a run has recorded before.
     """
 
     def __init__(
@@ -62,15 +63,17 @@ class RunsWatch:
         history: Ask,
         say: Callable[[str], None],
         now: Callable[[], float] = time.monotonic,
+        again: bool = False,
     ) -> None:
         self._patient, self._history, self._now = PatientQueue(_retried(queue), say=say), history, now
-        self._waiting = {path: len(run_facts.events(path)) for path in dict.fromkeys(run_dirs)}
+        self._waiting = {path: _told(path, again=again) for path in dict.fromkeys(run_dirs)}
         self._signatures: dict[Path, object] = {}
-        self._requeues = {path: _requeues(run_facts.events(path)) for path in self._waiting}
+        self._requeues = {path: _requeues(run_facts.events(path)[:told]) for path, told in self._waiting.items()}
         self._asked_at = -ASK_S
         # Ended in Slurm, but not in their own record, when Slurm was last asked: records may be late.
         self._doubtful: dict[Path, Status] = {}
         self.ended: list[Status] = []
+        self.seen: dict[Path, Status] = {}
 
     @property
     def waiting(self) -> list[Path]:
@@ -124,6 +127,7 @@ class RunsWatch:
         """One question to each cluster's Slurm for all its runs."""
         before, self._doubtful = self._doubtful, {}
         for run in host_status.read_statuses(self.waiting, queue=self._patient):
+            self.seen[run.run_dir] = run
             if run.active or run.state == UNKNOWN:
                 continue
             if _is_complete(run) or (run.run_dir in before and run.state not in _UNSETTLED):
@@ -141,6 +145,7 @@ class RunsWatch:
     def _end(self, one: Status) -> RunEvent:
         del self._waiting[one.run_dir]
         self.ended.append(one)
+        self.seen[one.run_dir] = one
         return _event(one.run_dir, one.facts, "ended", one.state, exit_code=one.exit_code, text=one.reason)
 
 
@@ -192,6 +197,19 @@ def _retried(queue: Queue) -> Queue:
 def _is_complete(one: Status) -> bool:
     """Whether nothing more is expected in the run's record."""
     return one.state not in _UNSETTLED and (one.exit_code is None or run_facts.is_closed(one.run_dir))
+
+
+def _told(path: Path, *, again: bool) -> int:
+    """How many of a run's events are old: all that are there, or with `again` those of earlier submissions."""
+    events = run_facts.events(path)
+    if not again:
+        return len(events)
+    facts = run_facts.read_facts(path)
+    # A point of a sweep is submitted once, and its script knows another number of its job.
+    if "_" in str(facts.slurm_id):
+        return 0
+    own = {str(facts.slurm_id), *map(str, facts.links)}
+    return next((number for number, one in enumerate(events) if str(one.get("job_id")) in own), len(events))
 
 
 def _requeues(events: Sequence[Mapping[str, object]]) -> int:

@@ -8,7 +8,7 @@ import typer
 
 from kit.cli import completion_candidates
 from kit.cli.print_json import print_json
-from kit.cli.runs import RunsDir, find_dir, warn
+from kit.cli.runs import RunsDir, warn
 from kit.files.safe_text import clean
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ Names = Annotated[
     list[str],
     typer.Argument(
         metavar="RUN...",
-        help="Run folders, run ids, the first characters of run ids, or Slurm job ids.",
+        help="Run folders, run ids, the first characters of run ids, Slurm job ids, or ids of sweeps: all their points.",
         autocompletion=completion_candidates.runs,
     ),
 ]
@@ -37,13 +37,14 @@ def wait(
 ) -> None:
     """Wait for runs, and print when one starts, is requeued, stalls or ends. Slurm is asked at most twice a minute.
 
-    The exit code is that of the run, or of the first one that did not end well.
+    The exit code is that of the run, or of the first one that did not end well. A point that a search has stopped ended well.
     """
-    from kit.answers import wait_for_runs
+    from kit.answers import named_runs, wait_for_runs
     from kit.cli.wait_and_follow import goes_on, queue, require_success
     from kit.hosts import clusters, other_jobs
+    from kit.sweeps import find
 
-    run_dirs = [find_dir(name, runs_dir) for name in names]
+    run_dirs = named_runs.find_dirs(names, runs_dir, say=warn)
     watch = wait_for_runs.RunsWatch(run_dirs, queue=queue(), history=other_jobs.ask_accounting(say=warn), say=warn)
     with goes_on(run_dirs[0].name):
         for event in wait_for_runs.events(watch, first=any_, timeout=timeout):
@@ -54,7 +55,8 @@ def wait(
         for one in watch.ended:
             if one.state != "COMPLETED" or one.exit_code:
                 clusters.fetch(one.run_dir)
-            require_success(one)
+                if not find.was_stopped(one):
+                    require_success(one)
 
 
 def _line(event: RunEvent) -> str:

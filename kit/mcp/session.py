@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -18,14 +19,14 @@ _RUNS = "runs"
 
 @dataclass(frozen=True, kw_only=True)
 class AgentSession:
-    """One server. limits_file: read again for each call, so that its user can change it at any time. told: keys of events that a
-    wait has returned already. recent: the queue as waits saw it last.
+    """One server. limits_file: read again for each call, so that its user can change it at any time. told: how many starts
+    and stalls of a submission a wait has returned. recent: the queue as waits saw it last.
     """
 
     project: Path
     limits_file: Path
     plans: Plans = field(default_factory=Plans)
-    told: set[str] = field(default_factory=set)
+    told: Counter[object] = field(default_factory=Counter)
     recent: RecentQueue = field(default_factory=lambda: RecentQueue(catch_up.queue()))
 
     @property

@@ -52,7 +52,7 @@ class WaitForRuns(_Arguments):
 
     runs: list[Run] = Field(min_length=1, max_length=500)
     timeout_s: float = Field(default=3600.0, ge=0, le=_DAY_S, description="Seconds; then the states are returned.")
-    starts: bool = Field(default=False, description="Also return when a run starts.")
+    starts: bool = Field(default=False, description="Also return when a run starts or is requeued.")
 
 
 class ShowStatus(_Arguments):

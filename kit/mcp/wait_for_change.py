@@ -1,29 +1,27 @@
-"""Waits for many runs at once: until the first of them ends, stalls or, if asked, starts.
+"""Waits for many runs at once: until the first of them ends, stalls or, if asked, starts or is requeued.
 
-Slurm is asked for all runs together, twice a minute at most, also by calls in a row. In between only the runs' own records are
-read.
+The loop of `kit wait` looks at the runs. Slurm is asked for all of them together, twice a minute at most, also by calls in a row.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kit.hosts import status
-from kit.hosts.status import UNKNOWN, Status
+from kit.answers import wait_for_runs
+from kit.answers.wait_for_runs import RunEvent, RunsWatch
+from kit.hosts import other_jobs
 from kit.mcp import as_data
 from kit.mcp.session import AgentSession
-from kit.notices.happened import happened
 from kit.record import how_ended, run_facts
-from kit.schema.notify import Event
+from kit.record.run_facts import Facts
 from kit.slurm.client import JobId
 
-_LOOK_S, _ASK_S, _TELL_S = 1.0, 30.0, 10.0
-# Events that end a wait. For a run that has ended, `happened` returns either fail or end.
-_ALWAYS: tuple[Event, ...] = ("stall", "fail", "end")
+_TELL_S = 10.0
 Progress = Callable[[float, float, str], Awaitable[None]]
 
 
@@ -32,72 +30,64 @@ async def wait(
 ) -> dict[str, Any]:
     """The first news of these runs, or their states after `timeout_s` seconds. progress: called every ten seconds.
 
-    A session reports a stall or a start once, and the end of a run at each call.
+    A session reports a stall or a start once, and the end of a run at each call. NoAnswerError if Slurm is silent for too long.
     """
-    on: tuple[Event, ...] = ("start", *_ALWAYS) if starts else _ALWAYS
+    facts = {path: run_facts.read_facts(path) for path in run_dirs}
+    warnings: list[str] = []
+    watch = RunsWatch(
+        run_dirs,
+        queue=session.recent.about(_jobs(facts)),
+        history=other_jobs.ask_accounting(say=warnings.append),
+        say=warnings.append,
+        again=True,
+    )
+    submissions = {path.name: one.slurm_id for path, one in facts.items()}
+    seen = Counter[object]()
     began = told_at = time.monotonic()
-    lost = set[Path]()
     while True:
-        asked = time.monotonic()
-        runs = await asyncio.to_thread(status.read_statuses, run_dirs, queue=session.recent.about(_jobs(run_dirs)))
-        news = [event for run in runs for event in _news(session, run, on, gone=run.run_dir in lost)]
-        lost = {run.run_dir for run in runs if run.state == "LOST"}
-        left = began + timeout_s - time.monotonic()
-        if news or left <= 0:
-            return _answer(runs, news, timed_out=not news)
-        before = _records(run_dirs)
-        while time.monotonic() < min(asked + _ASK_S, began + timeout_s) and _records(run_dirs) == before:
-            if time.monotonic() - told_at >= _TELL_S:
-                told_at = time.monotonic()
-                active = sum(run.active or run.state == UNKNOWN for run in runs)
-                await progress(told_at - began, timeout_s, f"{active} of {len(runs)} runs have not ended")
-            await asyncio.sleep(_LOOK_S)
+        found = await asyncio.to_thread(watch.look)
+        news = [
+            event
+            for event in found
+            if (starts or event.event in {"stalled", "ended"}) and _is_new(session, seen, event, submissions)
+        ]
+        now = time.monotonic()
+        if news or not watch.waiting or now - began >= timeout_s:
+            return _answer(watch, run_dirs, news, warnings)
+        if now - told_at >= _TELL_S:
+            told_at = now
+            await progress(now - began, timeout_s, f"{len(watch.waiting)} of {len(facts)} runs have not ended")
+        await asyncio.sleep(min(wait_for_runs.LOOK_S, began + timeout_s - now))
 
 
-def _jobs(run_dirs: Sequence[Path]) -> dict[str, list[list[JobId]]]:
+def _jobs(facts: Mapping[Path, Facts]) -> dict[str, list[list[JobId]]]:
     """Cluster -> the jobs of each run that has not closed its record."""
     by_cluster: dict[str, list[list[JobId]]] = {}
-    for run_dir in run_dirs:
-        facts = run_facts.read_facts(run_dir)
-        if not how_ended.is_over(run_dir, facts):
-            jobs = [job for job in (facts.slurm_id, *facts.links) if job is not None]
-            by_cluster.setdefault(facts.cluster, []).append(jobs)
+    for run_dir, known in facts.items():
+        if not how_ended.is_over(run_dir, known):
+            jobs = [job for job in (known.slurm_id, *known.links) if job is not None]
+            by_cluster.setdefault(known.cluster, []).append(jobs)
     return by_cluster
 
 
-def _records(run_dirs: Sequence[Path]) -> list[tuple[object, ...]]:
-    """What the runs' own records say: it changes when there may be news."""
-    every: list[tuple[object, ...]] = []
-    for run_dir in run_dirs:
-        facts = run_facts.read_facts(run_dir)
-        stalls = sum(event["event"] == "stall" for event in run_facts.events(run_dir))
-        every.append((facts.started, facts.restarts, facts.exit_code, how_ended.is_over(run_dir, facts), stalls))
-    return every
+def _is_new(
+    session: AgentSession, seen: Counter[object], event: RunEvent, submissions: Mapping[str, JobId | None]
+) -> bool:
+    """Whether this session has not told of the event. seen: those of this call, which begins again with each submission's first."""
+    if event.event == "ended":
+        return True
+    key = (event.run, submissions[event.run], event.event)
+    seen[key] += 1
+    new = seen[key] > session.told[key]
+    session.told[key] = max(seen[key], session.told[key])
+    return new
 
 
-def _news(session: AgentSession, run: Status, on: tuple[Event, ...], *, gone: bool) -> list[dict[str, Any]]:
-    """The events of a run that this session has not told. gone: the run was lost at the look before, too."""
-    news = []
-    if run.state in {UNKNOWN, "SUBMITTED"}:
-        return []
-    for event in happened(run, on, now=time.time(), gone=gone):
-        key = f"{run.run_dir}/{event.key}"
-        ended = event.event in {"fail", "end"}
-        if ended or key not in session.told:
-            session.told.add(key)
-            news.append(
-                {
-                    "run": run.run_dir.name,
-                    "event": "end" if ended else event.event,
-                    "state": run.state,
-                    "exit_code": run.exit_code,
-                }
-            )
-    return news
-
-
-def _answer(runs: Sequence[Status], news: list[dict[str, Any]], *, timed_out: bool) -> dict[str, Any]:
+def _answer(watch: RunsWatch, run_dirs: Sequence[Path], news: list[RunEvent], warnings: list[str]) -> dict[str, Any]:
     states = [
-        {"run": one.run_dir.name, "state": one.state, "exit_code": one.exit_code, "reason": one.reason} for one in runs
+        {"run": path.name, "state": run.state, "exit_code": run.exit_code, "reason": run.reason}
+        for path in run_dirs
+        if (run := watch.seen.get(path))
     ]
-    return as_data.marked({"news": news, "runs": states}, timed_out=timed_out, count=len(news))
+    found = {"news": [vars(one) for one in news], "runs": states, "warnings": warnings}
+    return as_data.marked(found, timed_out=not news, count=len(news))

@@ -90,10 +90,11 @@ def state_of(one: Status | None) -> str:
 
 def to_retry(states_now: dict[int, Status | None]) -> list[int]:
     """The points that ended without success or were never submitted, except those that a search has stopped."""
-    return [index for index, one in states_now.items() if not _needs_no_retry(one) and not _was_stopped(one)]
+    return [index for index, one in states_now.items() if not _needs_no_retry(one) and not was_stopped(one)]
 
 
-def _was_stopped(one: Status | None) -> bool:
+def was_stopped(one: Status | None) -> bool:
+    """Whether a search has stopped this point early, which is no failure."""
     return one is not None and search_trials.stopped_file(one.run_dir).is_file()
 
 

@@ -469,8 +469,32 @@ def test_a_wait_returns_at_the_first_end(desk: Desk) -> None:
     )
     paths.closed.write_text("3\n")
     answer = desk.call("wait_for_runs", runs=[waiting, ended], timeout_s=60)
-    assert [(one["run"], one["event"], one["exit_code"]) for one in answer["untrusted"]["news"]] == [(ended, "end", 3)]
+    assert [(one["run"], one["event"], one["exit_code"]) for one in answer["untrusted"]["news"]] == [
+        (ended, "ended", 3)
+    ]
     assert not answer["timed_out"]
+
+
+def test_a_stall_is_told_once_and_those_of_an_earlier_submission_are_not(desk: Desk) -> None:
+    run = desk.submit()
+    desk.tool("squeue", "[[ $* == *--version* ]] && echo 'slurm 24.05.0' || echo 'kit|1|N/A|RUNNING|n1|1:00|None'")
+    paths = RunPaths(desk.project / "runs" / run)
+    paths.events.parent.mkdir(exist_ok=True)
+
+    def news(*events: dict[str, object], **more: bool) -> list[str]:
+        with paths.events.open("a") as sink:
+            sink.writelines(f"{json.dumps({'epoch': 1.0, 'restart': 0, 'job_id': '1'} | one)}\n" for one in events)
+        return [
+            one["event"] for one in desk.call("wait_for_runs", runs=[run], timeout_s=0, **more)["untrusted"]["news"]
+        ]
+
+    stall: dict[str, object] = {"event": "stall", "rule": "collective", "rank": "3"}
+    assert news({"event": "start", "job_id": "0"}, {**stall, "job_id": "0"}) == []
+    assert news({"event": "start"}) == []
+    assert news(starts=True) == ["started"], "the run runs, and this was not told"
+    assert news(stall) == ["stalled"]
+    assert news(stall, stall, starts=True) == ["stalled", "stalled"], "the start and the first stall were told"
+    assert news(starts=True) == []
 
 
 def test_waits_in_a_row_ask_slurm_once_in_half_a_minute(desk: Desk) -> None:

@@ -215,3 +215,30 @@ def test_the_command_ends_with_the_code_of_the_first_bad_run(run_dir: Path) -> N
     assert shell.run([sys.executable, "-m", "kit", "wait", str(good)], cwd=run_dir.parent).stdout.endswith(
         f"{good.name} ended: COMPLETED, exit code 0"
     )
+
+
+def test_a_point_that_a_search_has_stopped_is_no_failure(run_dir: Path) -> None:
+    point = run_dir.with_name("lr-1") / "points" / "lr-1.0"
+    shutil.copytree(run_dir, point)
+    close(point, 143)
+    words = [sys.executable, "-m", "kit", "wait", "lr-1", "--runs", str(run_dir.parent)]
+    assert shell.run(words, cwd=run_dir.parent, check=False).returncode == 143
+    (RunPaths(point).state / "stopped-early.json").write_text("{}")
+    assert shell.run(words, cwd=run_dir.parent, check=False).returncode == 0
+
+
+def test_a_sweep_means_all_its_points(run_dir: Path) -> None:
+    sweep = run_dir.with_name("lr-1")
+    points = sweep / "points"
+    points.mkdir(parents=True)
+    for index, code in enumerate((0, 6)):
+        shutil.copytree(run_dir, points / f"lr-1.{index}")
+        close(points / f"lr-1.{index}", code)
+    close(run_dir, 0)
+    for name in ("lr-1", str(sweep)):
+        words = ["wait", name, str(run_dir), str(points / "lr-1.1"), "--runs", str(run_dir.parent), "--json"]
+        done = shell.run([sys.executable, "-m", "kit", *words], cwd=run_dir.parent, check=False)
+        assert done.returncode == 6, done.stderr
+        found = [json.loads(line) for line in done.stdout.splitlines()]
+        assert [(one["run"], one["exit_code"]) for one in found] == [("lr-1.0", 0), ("lr-1.1", 6), (run_dir.name, 0)]
+    assert [one.exit_code for one in kit.wait(kit.SweepRun(sweep), project=run_dir.parent)] == [0, 6]
