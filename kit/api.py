@@ -289,8 +289,9 @@ def wait(
 ) -> list[Status]:
     """Wait for all runs, or with `first` for the first that ends; return those that have ended, in the order of their ends.
 
-    A sweep means all its points. Slurm is asked every half minute, once for all runs of a cluster. on_event: called when a run starts, is requeued, stalls
-    or ends. timeout: seconds; then StillRunningError. A failed run raises no exception: its exit code is in its status.
+    A sweep means all its points. Slurm is asked every half minute, once for all runs of a cluster. on_event: called when a run
+    starts, is requeued, stalls or ends. timeout: seconds; then StillRunningError. A failed run raises no exception: its exit code
+    is in its status.
     """
     with data_folders.in_project(project):
         watch = _watch(runs)
