@@ -66,7 +66,7 @@ options.add_text(made)
 args = argparse.Namespace(context=context, **vars(made.parse_args([])))
 train_set = text.load(args, pathlib.Path(tempfile.mkdtemp()), lambda line: None).train
 torch.manual_seed(7)
-net = DistributedDataParallel(model.GPT(model.Shape(layers=layers, heads=heads, dim=dim, context=context)))
+net = DistributedDataParallel(model.GPT(model.GPTShape(layers=layers, heads=heads, dim=dim, context=context)))
 optimizer = torch.optim.AdamW(net.parameters(), lr=3e-3, betas=(0.9, 0.95), weight_decay=0.1)
 sampler = DistributedSampler(train_set, drop_last=True)
 took, began = [], time.perf_counter()

@@ -38,7 +38,7 @@ _USABLE = 0.9
 # Bytes of a stored number.
 _WEIGHT = {"fp32": 4, "bf16": 2}
 _FP32 = 4
-# Shape's fields -> keys of a Hugging Face config.json.
+# ModelShape's fields -> keys of a Hugging Face config.json.
 _KEYS = {
     "layers": "num_hidden_layers",
     "dim": "hidden_size",
@@ -52,7 +52,7 @@ _KEYS = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class ModelShape:
     """A decoder-only transformer. The defaults describe the Llama family (Touvron 2023), like the kit's own GPT.
 
     ffn: width of the feed-forward block, default 4 x dim. kv_heads: key-value heads, default as many as heads. head_dim: default
@@ -118,8 +118,8 @@ class Shape:
         return self.non_embedding + (1 if self.tied else 2) * self.embedding + self.positions * self.dim
 
 
-def shape_of(options: Mapping[str, int | bool | None], config: Path | None = None) -> Shape:
-    """A shape from fields of Shape, which override those of `config`, a config.json of Hugging Face or its folder.
+def shape_of(options: Mapping[str, int | bool | None], config: Path | None = None) -> ModelShape:
+    """A shape from fields of ModelShape, which override those of `config`, a config.json of Hugging Face or its folder.
 
     UsageError that names missing fields; RunError for a file that is not a config.json.
     """
@@ -130,7 +130,7 @@ def shape_of(options: Mapping[str, int | bool | None], config: Path | None = Non
         raise UsageError(
             f"the shape is not complete: {', '.join(missing)}", hint="give them, or --config with a config.json"
         )
-    return Shape(**known)
+    return ModelShape(**known)
 
 
 def _read(config: Path) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def needs_sharding(count: int, *, gpu_memory_gb: float) -> bool:
     return BYTES_PER_PARAMETER * count > 0.8e9 * gpu_memory_gb
 
 
-def local_batch(shape: Shape, *, gpu_memory_gb: float) -> int:
+def local_batch(shape: ModelShape, *, gpu_memory_gb: float) -> int:
     """The largest power of two of sequences that fit on one GPU together with the unsharded model; 0 if none does. An estimate."""
     free = _USABLE * gpu_memory_gb * 1e9 - BYTES_PER_PARAMETER * shape.parameters
     each = shape.context * (shape.layers * shape.dim * _ACTIVATION_BYTES + shape.vocab * _LOGIT_BYTES)
@@ -219,7 +219,7 @@ def checkpoint_bytes(
     )
 
 
-def largest_share(shape: Shape, precision: Precision, optimizer: Optimizer, parallel: Parallelism) -> int:
+def largest_share(shape: ModelShape, precision: Precision, optimizer: Optimizer, parallel: Parallelism) -> int:
     """Bytes of the rank that writes most, if tensor and pipeline parallel ranks write their own parts.
 
     The first pipeline stage has the embedding, the last the output and the last norm. All tensor parallel ranks have the norms, and

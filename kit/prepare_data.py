@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kit.errors import RunError, UsageError
-from kit.images.progress import Report
+from kit.images.progress import ProgressReporter
 from kit.run_launcher_program import NodeProgram, Shown
 
 BYTES = "bytes"
@@ -31,7 +31,7 @@ class Preparation:
     options: tuple[str, ...] = ()
 
 
-def prepare_sources(order: Preparation, report: Report) -> dict[str, Any]:
+def prepare_sources(order: Preparation, report: ProgressReporter) -> dict[str, Any]:
     """Prepare the data and return facts about the result: target, digest, documents, tokens, vocabulary, bytes, seconds.
 
     RunError for data that cannot be read or tokenized: then no folder is made, and a later call continues with the finished parts.

@@ -19,7 +19,7 @@ from pydantic import ValidationError
 from kit import data_folders, render, shell
 from kit.errors import ImageError, RunError, ToolError, UsageError
 from kit.images import check_against_lock, image_lock
-from kit.images.progress import Report
+from kit.images.progress import ProgressReporter
 from kit.runtimes.base import Container
 from kit.runtimes.bubblewrap import runtime
 from kit.schema.mount import Mount
@@ -59,7 +59,7 @@ class NodeProgram:
     store: Path
     project: Path
 
-    def run(self, words: Sequence[str | Shown], report: Report) -> dict[str, Any]:
+    def run(self, words: Sequence[str | Shown], report: ProgressReporter) -> dict[str, Any]:
         """Run the program, and return its result.
 
         RunError with the program's own error; ImageError and LockError for the image; ToolError when it fails otherwise.
@@ -125,7 +125,7 @@ def _environment() -> dict[str, str]:
     return {**kept, "PYTHONPATH": _LAUNCHERS, "PYTHONDONTWRITEBYTECODE": "1", "LANG": "C.UTF-8"}
 
 
-def _run(argv: Sequence[str], env: dict[str, str], outside: dict[str, str], report: Report) -> dict[str, Any]:
+def _run(argv: Sequence[str], env: dict[str, str], outside: dict[str, str], report: ProgressReporter) -> dict[str, Any]:
     """Run the program, report its progress, and return its result.
 
     outside: path as the program sees it -> path as the user sees it.
@@ -157,7 +157,7 @@ def _run(argv: Sequence[str], env: dict[str, str], outside: dict[str, str], repo
     return result
 
 
-def _said(lines: Iterator[str], outside: dict[str, str], report: Report) -> Iterator[dict[str, Any]]:
+def _said(lines: Iterator[str], outside: dict[str, str], report: ProgressReporter) -> Iterator[dict[str, Any]]:
     """The JSON objects among the lines. Other lines are messages of other programs."""
     for line in lines:
         text = line

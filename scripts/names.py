@@ -1,7 +1,7 @@
-"""Checks names of functions and of variables that live long: `make lint`.
+"""Checks names of functions, of variables that live long, and of classes: `make lint`.
 
 A function is verb and object, since its reader does not always see its module; a variable that lives for more than five lines says
-what it holds. Prints file:line of each wrong one; exit code 1 then.
+what it holds; kit/, launchers/ and templates/ have one class of a name. Prints file:line of each wrong one; exit code 1 then.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ MOST_LINES = 5
 KEPT = {("kit/errors.py", "of"), ("kit/frameworks/", "prepare")}
 # `read` of a file object takes a number of bytes.
 SIZES = {"size", "count"}
+# The stand-in for a module that a run leaves out has the names of the module.
+STAND_INS = "templates/kit_node/absent/"
 FUNCTION = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
@@ -50,9 +52,23 @@ def _find_variables(function: ast.AST) -> Iterator[tuple[int, str]]:
             yield min(at), f"{name} lives for {max(at) - min(at)} lines: name it after what it holds"
 
 
+def _find_doubled_classes() -> Iterator[str]:
+    """Classes that have the name of another one, in whichever of the three trees."""
+    classes = defaultdict[str, list[str]](list)
+    for folder in ("kit", "launchers", "templates"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            file = str(path.relative_to(ROOT))
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.ClassDef) and not file.startswith(STAND_INS):
+                    classes[node.name].append(f"{file}:{node.lineno}")
+    for name, (first, *others) in classes.items():
+        for other in others:
+            yield f"{other}: class {name}: {first} has the name: say what this one is"
+
+
 def main() -> int:
     """Return 1 if there is a wrong name."""
-    wrong = set[str]()
+    wrong = set(_find_doubled_classes())
     for folder in ("kit", "templates/kit_node"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             file, tree = str(path.relative_to(ROOT)), ast.parse(path.read_text(encoding="utf-8"))

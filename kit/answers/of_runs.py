@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import Field
 
-from kit.archive.archive_format import Member
+from kit.archive.archive_format import ArchiveMember
 from kit.health.failing_nodes import FailedRun
-from kit.health.progress import Rank
+from kit.health.progress import RankProgress
 from kit.health.rank_logs import LoggedStep
 from kit.migrate.report import Kind, Outcome
 from kit.schema.cluster import Price
@@ -110,7 +110,7 @@ class RankTable(Model):
 
     run: str
     state: str
-    ranks: list[Rank] = Field(description="Empty if the program reports nothing.")
+    ranks: list[RankProgress] = Field(description="Empty if the program reports nothing.")
     from_logs: list[LoggedStep] = Field(description="What logs tell; empty if the program reports.")
     stall: BlamedRanks | None
 
@@ -186,7 +186,7 @@ class ExportedRun(Model):
     run_id: str
     cluster: str
     exported_at: str
-    members: dict[str, Member]
+    members: dict[str, ArchiveMember]
 
 
 class OldRunFacts(Model):

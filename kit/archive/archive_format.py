@@ -1,6 +1,6 @@
 """The format of an exported run: a tar whose first member, kit-run.json, lists all others with size and sha256.
 
-    kit-run.json            Index
+    kit-run.json            ArchiveIndex
     run/…                   files of the run folder
     snapshot/listing        the tree of the workspace, in the form of kit/snapshots/tree_listing.py
     snapshot/objects/…      the content of its files, by sha256
@@ -48,7 +48,7 @@ def _run_id(name: str) -> str:
     return name
 
 
-class Member(Model):
+class ArchiveMember(Model):
     """One file. size in bytes."""
 
     size: Annotated[int, Field(ge=0)]
@@ -56,7 +56,7 @@ class Member(Model):
     program: bool = Field(default=False, description="Whether it has its x bit.")
 
 
-class Index(Model):
+class ArchiveIndex(Model):
     """The contents of an archive."""
 
     form: Literal[1] = 1
@@ -64,4 +64,4 @@ class Index(Model):
     run_id: Annotated[str, AfterValidator(_run_id)]
     cluster: str
     exported_at: datetime
-    members: Annotated[dict[Annotated[str, AfterValidator(_path)], Member], Field(max_length=MOST_MEMBERS)]
+    members: Annotated[dict[Annotated[str, AfterValidator(_path)], ArchiveMember], Field(max_length=MOST_MEMBERS)]

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from kit import config, data_folders, shell
 from kit.archive import archive_format, program_outputs
-from kit.archive.archive_format import Index, Member
+from kit.archive.archive_format import ArchiveIndex, ArchiveMember
 from kit.errors import ConfigError, RunError, ToolError, UsageError
 from kit.files import temporary_names, untrusted_files
 from kit.images import check_against_lock
@@ -47,7 +47,7 @@ class Exported:
     """The written archive. left_out: folders of the run that it does not contain."""
 
     file: Path
-    index: Index
+    index: ArchiveIndex
     left_out: tuple[str, ...]
 
 
@@ -75,7 +75,7 @@ def export(
     if not with_private:
         _refuse_private(run_dir, sources)
     hidden = _secrets(run_dir, record)
-    index = Index(
+    index = ArchiveIndex(
         kit=__version__,
         run_id=record.run_id,
         cluster=record.cluster,
@@ -234,7 +234,7 @@ def _is_private(name: str, path: Path) -> bool:
     return False
 
 
-def _member(path: Path, hidden: Mapping[str, bytes]) -> Member:
+def _member(path: Path, hidden: Mapping[str, bytes]) -> ArchiveMember:
     """Size and digest of a file. RunError if it contains a secret."""
     longest = max(map(len, hidden.values()), default=0)
     digest, size, before = hashlib.sha256(), 0, b""
@@ -254,10 +254,10 @@ def _member(path: Path, hidden: Mapping[str, bytes]) -> Member:
                 before = looked[-longest:] if longest else b""
     except OSError as error:
         raise RunError(f"{path}: cannot be read: {error.strerror}") from None
-    return Member(size=size, sha256=digest.hexdigest(), program=bool(mode & 0o100))
+    return ArchiveMember(size=size, sha256=digest.hexdigest(), program=bool(mode & 0o100))
 
 
-def _tar(index: Index, sources: Mapping[str, Path]) -> Iterator[bytes]:
+def _tar(index: ArchiveIndex, sources: Mapping[str, Path]) -> Iterator[bytes]:
     """The archive's bytes. RunError for a file that changed since the index was made."""
     text = json.dumps(index.model_dump(mode="json"), indent=1).encode()
     yield from _entry(archive_format.INDEX, len(text), 0o644)

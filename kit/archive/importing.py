@@ -24,7 +24,7 @@ from pydantic import ValidationError
 
 from kit import shell
 from kit.archive import archive_format
-from kit.archive.archive_format import Index, Member
+from kit.archive.archive_format import ArchiveIndex, ArchiveMember
 from kit.errors import KitError, LockError, RunError, ToolError
 from kit.files import untrusted_files
 from kit.hosts import whole_folder
@@ -90,13 +90,13 @@ def bring_in(file: Path, *, runs_dir: Path, image_store: Path, now: datetime | N
     return ImportedRun(run_dir=final, new=True, outward=_outward(tree))
 
 
-def read_index(file: Path) -> Index:
+def read_index(file: Path) -> ArchiveIndex:
     """The index of an archive; RunError as in `bring_in`."""
     with _members(file) as tar:
         return _index(file, tar)[0]
 
 
-def _is_here(final: Path, digest: str, index: Index) -> bool:
+def _is_here(final: Path, digest: str, index: ArchiveIndex) -> bool:
     """Whether the same run was imported before. RunError for another run of that name."""
     if not final.exists():
         return False
@@ -110,7 +110,7 @@ def _is_here(final: Path, digest: str, index: Index) -> bool:
     raise RunError(f"{final}: another run has this name", hint="--runs DIR puts this one elsewhere")
 
 
-def _require_room(file: Path, index: Index, runs_dir: Path) -> None:
+def _require_room(file: Path, index: ArchiveIndex, runs_dir: Path) -> None:
     sizes = {name: one.size for name, one in index.members.items()}
     total = sum(size for name, size in sizes.items() if not name.startswith(archive_format.IMAGE))
     if total > _MOST_BYTES:
@@ -124,7 +124,7 @@ def _require_room(file: Path, index: Index, runs_dir: Path) -> None:
         raise RunError(f"{file}: {problem}", hint="free some space, or --runs DIR")
 
 
-def _index(file: Path, tar: tarfile.TarFile) -> tuple[Index, str]:
+def _index(file: Path, tar: tarfile.TarFile) -> tuple[ArchiveIndex, str]:
     """The first member, parsed, and its sha256."""
     try:
         first = tar.next()
@@ -141,14 +141,14 @@ def _index(file: Path, tar: tarfile.TarFile) -> tuple[Index, str]:
         content = tar.extractfile(first)
         assert content is not None
         text = b"".join(iter(lambda: content.read(_CHUNK), b""))
-        return Index.model_validate(json.loads(text)), hashlib.sha256(text).hexdigest()
+        return ArchiveIndex.model_validate(json.loads(text)), hashlib.sha256(text).hexdigest()
     except ValidationError as error:
         raise RunError(f"{file}: {archive_format.INDEX}: {manifest.problem(error)}") from None
     except (*_DAMAGED, RecursionError) as error:
         raise _damaged(file, error) from None
 
 
-def _unpack(file: Path, tar: tarfile.TarFile, index: Index, places: dict[str, Path]) -> None:
+def _unpack(file: Path, tar: tarfile.TarFile, index: ArchiveIndex, places: dict[str, Path]) -> None:
     """Write each member that the index lists, and compare it with the index; RunError for any other member."""
     missing = dict(index.members)
     try:
@@ -173,7 +173,7 @@ def _unpack(file: Path, tar: tarfile.TarFile, index: Index, places: dict[str, Pa
         )
 
 
-def _write(file: Path, content: IO[bytes], name: str, wanted: Member, target: Path) -> None:
+def _write(file: Path, content: IO[bytes], name: str, wanted: ArchiveMember, target: Path) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     digest = hashlib.sha256()
     with target.open("xb") as sink:
@@ -190,7 +190,7 @@ def _is_plain(one: tarfile.TarInfo) -> bool:
     return one.type in (tarfile.REGTYPE, tarfile.AREGTYPE) and not one.issparse()
 
 
-def _checked(file: Path, index: Index, partial: Path, aside: Path) -> tuple[Manifest, Listing | None]:
+def _checked(file: Path, index: ArchiveIndex, partial: Path, aside: Path) -> tuple[Manifest, Listing | None]:
     """The manifest, and the tree of its code. RunError if they do not belong together."""
     record = manifest.read_manifest(RunPaths(partial).manifest)
     if record.run_id != index.run_id:
@@ -222,7 +222,9 @@ def _locks(record: Manifest, run_dir: Path) -> dict[str, ImageLock]:
     return {lock.sha256: lock for lock in (image_lock.read_lock(run_dir / name) for name in names)}
 
 
-def _publish(file: Path, index: Index, locks: Mapping[str, ImageLock], image_folder: Path, image_store: Path) -> None:
+def _publish(
+    file: Path, index: ArchiveIndex, locks: Mapping[str, ImageLock], image_folder: Path, image_store: Path
+) -> None:
     """Move images into the store, after comparing each with a lock of the run."""
     for name in (name for name in index.members if name.startswith(archive_format.IMAGE)):
         sha256 = Path(name).stem

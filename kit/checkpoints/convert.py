@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from kit.errors import RunError, UsageError
-from kit.images.progress import Report
+from kit.images.progress import ProgressReporter
 from kit.run_launcher_program import NodeProgram, Shown
 from kit.schema.image import ImageLock
 from kit.schema.run_paths import RunPaths
@@ -39,7 +39,7 @@ class Conversion:
     options: tuple[str, ...] = ()
 
 
-def convert(order: Conversion, report: Report) -> dict[str, Any]:
+def convert(order: Conversion, report: ProgressReporter) -> dict[str, Any]:
     """Convert and return facts about the result: source, target, to, tensors, bytes, files, model_config.
 
     RunError for a checkpoint that is incomplete or cannot be converted to this format; the target is then unchanged. UsageError for

@@ -8,7 +8,15 @@ from typing import Any
 
 from kit.errors import RunError
 from kit.files import untrusted_files
-from kit.model_size import CheckpointBytes, Optimizer, Parallelism, Precision, Shape, checkpoint_bytes, largest_share
+from kit.model_size import (
+    CheckpointBytes,
+    ModelShape,
+    Optimizer,
+    Parallelism,
+    Precision,
+    checkpoint_bytes,
+    largest_share,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +33,13 @@ class OnDisk:
 
 
 def facts(
-    shape: Shape, parallel: Parallelism, precision: Precision, optimizer: Optimizer, *, keep: int, compare: Path | None
+    shape: ModelShape,
+    parallel: Parallelism,
+    precision: Precision,
+    optimizer: Optimizer,
+    *,
+    keep: int,
+    compare: Path | None,
 ) -> dict[str, Any]:
     """The predicted sizes in bytes, and the size of the checkpoint at `compare`. RunError when there is no checkpoint."""
     predicted = checkpoint_bytes(

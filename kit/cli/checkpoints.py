@@ -12,7 +12,7 @@ from kit.cli.model_options import with_shape
 from kit.cli.print_json import print_json
 
 if TYPE_CHECKING:
-    from kit.model_size import Shape
+    from kit.model_size import ModelShape
 
 Source = Annotated[
     Path,
@@ -128,7 +128,7 @@ def convert_checkpoint(
 @with_shape
 def checkpoint_size(
     *,
-    shape: Shape,
+    shape: ModelShape,
     precision: Precision = "fp32",
     optimizer: Optimizer = "adam",
     distributed_optimizer: DistributedOptimizer = False,

@@ -17,7 +17,7 @@ from kit.cli.print_json import print_json
 
 if TYPE_CHECKING:
     from kit.hosts.status import Status
-    from kit.images.store_contents import Row
+    from kit.images.store_contents import ImageRow
 
 
 class SbomForm(StrEnum):
@@ -100,7 +100,7 @@ def _print_sbom(name: str | None, form: SbomForm) -> None:
     typer.echo(sbom.make_sbom(found, form.value, now=datetime.now(UTC)), nl=False)
 
 
-def _cells(row: Row, runs: int) -> tuple[object, ...]:
+def _cells(row: ImageRow, runs: int) -> tuple[object, ...]:
     age = _age(row.made) if row.present else ""
     locked, present = ("yes" if held else "no" for held in (row.locks, row.present))
     return (row.name, row.sha256[:12], f"{row.size / 1e6:.0f}", age, locked, present, runs)

@@ -11,13 +11,13 @@ from kit.cli.model_options import with_shape
 from kit.cli.print_json import print_json
 
 if TYPE_CHECKING:
-    from kit.model_size import Shape
+    from kit.model_size import ModelShape
 
 
 @with_shape
 def model(
     *,
-    shape: Shape,
+    shape: ModelShape,
     global_batch: Annotated[
         int, typer.Option(min=1, help="Number of sequences for each optimizer step, over all ranks together.")
     ] = 512,

@@ -76,8 +76,8 @@ def with_shape(command: Callable[..., None]) -> Callable[..., None]:
     own_options = [
         parameter for parameter in inspect.signature(command).parameters.values() if parameter.name != "shape"
     ]
-    # Shape is imported only for types, so that nothing heavy is loaded before a command runs.
-    hints = get_type_hints(command, localns={"Shape": object}, include_extras=True)
+    # ModelShape is imported only for types, so that nothing heavy is loaded before a command runs.
+    hints = get_type_hints(command, localns={"ModelShape": object}, include_extras=True)
     hints |= get_type_hints(_options, include_extras=True)
     together = [
         parameter.replace(annotation=hints[parameter.name]) for parameter in (*described.values(), *own_options)

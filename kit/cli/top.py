@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from kit.health.progress import Rank
+    from kit.health.progress import RankProgress
     from kit.hosts.status import Status
 
 _LOOK_S = 2.0
@@ -50,7 +50,7 @@ def top(
         _live(run_dir, status)
 
 
-def _looked(one: Status) -> list[Rank]:
+def _looked(one: Status) -> list[RankProgress]:
     from kit.health import progress
     from kit.record import run_facts
 
@@ -85,12 +85,12 @@ def _rows(run: Status) -> list[tuple[object, ...]]:
 
     stalled, culprits = (set(found.stalled), set(found.culprits)) if found else (set(), set())
 
-    def mark(rank: Rank) -> str:
+    def mark(rank: RankProgress) -> str:
         if rank in stalled:
             return _BLAMED if rank in culprits else "is stalled"
         return f"{_BLAMED}, {slow[1]:.0%} of a step" if slow and slow[0] == rank else ""
 
-    def row(r: Rank) -> tuple[object, ...]:
+    def row(r: RankProgress) -> tuple[object, ...]:
         name = f"{r.role}/{r.rank}" if r.role else r.rank
         return name, r.node, r.step, r.phase, f"{r.took:.3g} s" if r.every else "", f"{r.idle:.0f} s", mark(r)
 

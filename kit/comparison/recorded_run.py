@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kit import config
 from kit.comparison import images
 from kit.comparison.metric_divergence import start_facts
-from kit.comparison.text_diffs import Files, of_contents, of_tree
+from kit.comparison.text_diffs import ComparedFiles, of_contents, of_tree
 from kit.errors import KitError, RunError
 from kit.files import untrusted_files
 from kit.images import image_lock
@@ -52,10 +52,10 @@ class Recorded:
     cluster: Mapping[str, Any] | None
     launcher: Mapping[str, Any] | None
     records: list[dict[str, Any]]
-    code: Files | None
+    code: ComparedFiles | None
     image: str
     image_held: images.ImageContent | None
-    scripts: Files
+    scripts: ComparedFiles
     nodes: tuple[str, ...]
     unknown: tuple[str, ...] = field(default=())
 
@@ -125,7 +125,7 @@ def _table(path: Path, manifest: Manifest, unknown: list[str]) -> Mapping[str, A
         return None
 
 
-def _code(run_dir: Path, manifest: Manifest, unknown: list[str]) -> Files | None:
+def _code(run_dir: Path, manifest: Manifest, unknown: list[str]) -> ComparedFiles | None:
     if manifest.workspace is None or manifest.workspace.tree is None:
         dirty = " with changes" if manifest.git and manifest.git.dirty else ""
         known = f": its commit was {manifest.git.commit[:12]}{dirty}" if manifest.git else ""
@@ -172,7 +172,7 @@ def _image(manifest: Manifest, paths: RunPaths, unknown: list[str]) -> images.Im
     return None
 
 
-def _scripts(run_dir: Path, made: Manifest) -> Files:
+def _scripts(run_dir: Path, made: Manifest) -> ComparedFiles:
     tree = made.workspace.tree if made.workspace else None
     own = {str(run_dir): "RUN_DIR", made.run_id: "RUN_ID", **({tree: "TREE"} if tree else {})}
     contents = {}

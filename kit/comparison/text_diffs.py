@@ -19,32 +19,32 @@ Read = Callable[[str], bytes]
 
 
 @dataclass(frozen=True)
-class Files:
+class ComparedFiles:
     """One side: path -> the values to compare (kind and digest, or the content itself), and a function that reads a file."""
 
     marks: Mapping[str, tuple[str, object]]
     read: Read
 
 
-def of_tree(tree: Listing, read: Read) -> Files:
+def of_tree(tree: Listing, read: Read) -> ComparedFiles:
     """The files of a snapshot. A link's content is its target."""
     targets = {one.path: one.content.encode() for one in tree.entries if one.kind == "link"}
     marks = {one.path: (one.kind, one.content) for one in tree.entries}
-    return Files(marks, lambda path: targets[path] if path in targets else read(path))
+    return ComparedFiles(marks, lambda path: targets[path] if path in targets else read(path))
 
 
-def of_contents(contents: Mapping[str, bytes]) -> Files:
+def of_contents(contents: Mapping[str, bytes]) -> ComparedFiles:
     """Files whose content is in memory."""
-    return Files({path: ("file", content) for path, content in contents.items()}, lambda path: contents[path])
+    return ComparedFiles({path: ("file", content) for path, content in contents.items()}, lambda path: contents[path])
 
 
-def between(a: Files, b: Files) -> tuple[FileDifference, ...]:
+def between(a: ComparedFiles, b: ComparedFiles) -> tuple[FileDifference, ...]:
     """The files that differ, sorted by path."""
     paths = sorted(path for path in {*a.marks, *b.marks} if a.marks.get(path) != b.marks.get(path))
     return tuple(_one(path, a, b) for path in paths)
 
 
-def _one(path: str, a: Files, b: Files) -> FileDifference:
+def _one(path: str, a: ComparedFiles, b: ComparedFiles) -> FileDifference:
     before, after = a.marks.get(path), b.marks.get(path)
     change: Change = "added" if before is None else "removed" if after is None else "changed"
     notes = []

@@ -15,7 +15,7 @@ from kit.data_folders import packaged
 from kit.errors import UsageError
 from kit.frameworks import launcher_program_options
 from kit.frameworks.launcher_program_options import Default
-from kit.model_size import Shape
+from kit.model_size import ModelShape
 from kit.planning.plan import Plan
 from kit.slurm import embedded
 
@@ -39,7 +39,7 @@ class GptTraining:
     """
 
     kind: Kind
-    shape: Shape
+    shape: ModelShape
     ranks: int
     tokens: int
     accumulate: int
@@ -108,7 +108,7 @@ def read_training(
         # Only the program of FSDP has --replicate.
         number = {key: int(options.get(key, default.get(f"--{key}", 1))) for key in _NUMBERS}
         every = int(options.get("checkpoint-every", every))
-        shape = Shape(
+        shape = ModelShape(
             layers=number["layers"],
             dim=number["dim"],
             heads=number["heads"],

@@ -31,7 +31,7 @@ _DRAWN = 8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Group:
+class GroupPlacement:
     """One replica group.
 
     nodes: indices into the job's nodes, from 0. gpus: indices on each node; empty on a cluster without GPUs.
@@ -85,13 +85,13 @@ class DiLoCoGroups:
 framework: Framework = DiLoCoGroups()
 
 
-def groups_of(job: Job, allocation: Allocation) -> tuple[Group, ...]:
+def groups_of(job: Job, allocation: Allocation) -> tuple[GroupPlacement, ...]:
     """The replica groups of a job that has no faults."""
     ranks = job.resources.ranks_per_node
     return replica_groups(allocation.nodes, allocation.gpus_per_node, job.diloco or DiLoCo(), ranks_per_node=ranks)
 
 
-def _roles(groups: Sequence[Group], quorum: int, table: DiLoCo, *, python: str) -> dict[str, Role]:
+def _roles(groups: Sequence[GroupPlacement], quorum: int, table: DiLoCo, *, python: str) -> dict[str, Role]:
     """A role for each group, and the lighthouse on the first node unless another job runs it.
 
     Groups on one node share that node. Over two clusters a gate runs beside the lighthouse: the groups reach both
@@ -185,7 +185,7 @@ def _lighthouse(quorum: int) -> Role:
 
 def replica_groups(
     nodes: int, gpus_per_node: int, table: DiLoCo, *, ranks_per_node: int | None = None
-) -> tuple[Group, ...]:
+) -> tuple[GroupPlacement, ...]:
     """The groups, in the order of their nodes. The arguments must have passed `broken`.
 
     ranks_per_node: over all groups of a node; default: one rank per GPU, or one per group where there are no GPUs.
@@ -194,7 +194,7 @@ def replica_groups(
     ranks = ranks_per_node or gpus_per_node or groups_per_node
     gpus = gpus_per_node // groups_per_node
     return tuple(
-        Group(
+        GroupPlacement(
             index=index,
             nodes=tuple(
                 range(index // groups_per_node * nodes_per_group, (index // groups_per_node + 1) * nodes_per_group)
@@ -216,7 +216,7 @@ def least(table: DiLoCo, groups: int, here: int | None = None) -> int:
     return table.min_replicas or min(2, groups)
 
 
-def picture(groups: Sequence[Group], quorum: int, table: DiLoCo | None = None) -> str:
+def picture(groups: Sequence[GroupPlacement], quorum: int, table: DiLoCo | None = None) -> str:
     """A text picture for people: nodes, groups, GPUs, the meeting point of each group, and the node of the lighthouse.
 
     Ports are chosen when the job runs; state/roles.json then lists them.
@@ -248,7 +248,7 @@ def picture(groups: Sequence[Group], quorum: int, table: DiLoCo | None = None) -
     return "\n".join(lines) + "\n"
 
 
-def _line(group: Group, node: int, earlier: int) -> str:
+def _line(group: GroupPlacement, node: int, earlier: int) -> str:
     """The line of one group on one of its nodes."""
     first = group.nodes.index(node) * group.ranks_per_node
     gpus = f"GPU {_span(group.gpus)}" if group.gpus else "no GPU"

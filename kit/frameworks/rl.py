@@ -33,7 +33,7 @@ OFFLINE = {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFL
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class RlSettings:
     """The resolved table of a run. options: those of each role's program. roles: in the order of the launcher."""
 
     options: dict[str, Options]
@@ -122,12 +122,12 @@ def _with_env(name: str, options: Options, programs: Programs, job: Job) -> Opti
     return merged({option: {**own.env, **(said if isinstance(said, Mapping) else {})}}, options)
 
 
-def resolve(table: Sft, programs: Programs, *, gpus: int, checkpoint: Checkpoint) -> Settings:
+def resolve(table: Sft, programs: Programs, *, gpus: int, checkpoint: Checkpoint) -> RlSettings:
     """The options and roles of a run. gpus: the number used on each node."""
     values = _values(table, programs, checkpoint, derived(table, programs, gpus))
     options = all_options(table, programs, values, frozenset(_checkpoint(checkpoint)))
     roles = {name: _role(name, programs, table, values, options) for name in _present(table, programs)}
-    return Settings(options=options, roles=roles)
+    return RlSettings(options=options, roles=roles)
 
 
 def broken(

@@ -16,7 +16,7 @@ from kit.health import collectives, flight_records
 from kit.health.answer import Answer, Evidence, Rule, filled
 from kit.health.log_endings import Ending, ending
 from kit.health.rules import framework_rules, program_rules
-from kit.health.run_record import MOST_RANKS, Failed, Log, Record
+from kit.health.run_record import MOST_RANKS, Log, RankFailure, Record
 from kit.schema.run_paths import CONTAINER_RUN, CONTAINER_WORKSPACE
 
 _RULES = (*framework_rules.ALL, *program_rules.RULES)
@@ -40,13 +40,13 @@ _ASSERTION = replace(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
+class RuleMatch:
     """A rule that matches a rank's end. values: fill the placeholders of the rule's sentences.
 
     certain: an exception or a message supports the rule, not only the exit code.
     """
 
-    failed: Failed
+    failed: RankFailure
     rule: Rule
     ending: Ending
     values: dict[str, object]
@@ -78,7 +78,7 @@ def answer(record: Record) -> Answer | None:
     return _answered(record, culprit, f"{_named(culprit)} failed: {culprit.line()}{tail}", culprit, first)
 
 
-def _collective_mismatch(record: Record, mismatch: Found) -> Answer:
+def _collective_mismatch(record: Record, mismatch: RuleMatch) -> Answer:
     """Find the rank that called another collective, from the lines that each rank's flight recorder printed at its end.
 
     gloo's own message comes from the rank that received, even if another rank is to blame.
@@ -107,7 +107,8 @@ def _collective_mismatch(record: Record, mismatch: Found) -> Answer:
         return _answered(record, mismatch, f"{_named(mismatch)} failed first: {mismatch.line()}", mismatch)
     rank, log = places[odd.places[0]][1], logs[odd.places[0]]
     blamed = judge(
-        record, Failed(rank=rank, code=mismatch.failed.code, node=record.host_of(log), role=mismatch.failed.role, at=0)
+        record,
+        RankFailure(rank=rank, code=mismatch.failed.code, node=record.host_of(log), role=mismatch.failed.role, at=0),
     )
     blamed = replace(blamed, rule=mismatch.rule, values={**mismatch.values, "rank": rank, "node": blamed.failed.node})
     line = (
@@ -119,7 +120,7 @@ def _collective_mismatch(record: Record, mismatch: Found) -> Answer:
     return _answered(record, blamed, line, shows, mismatch)
 
 
-def _missed_collective(record: Record, first: Found) -> Answer | None:
+def _missed_collective(record: Record, first: RuleMatch) -> Answer | None:
     """Find the rank that the others waited for until a time-out, in the dumps of torch's flight recorder."""
     dumps = flight_records.read_dumps(record.run_dir, first.failed.role)
     found = dumps.odd()
@@ -140,14 +141,14 @@ def _missed_collective(record: Record, first: Found) -> Answer | None:
     return replace(answered, evidence=(own, *answered.evidence))
 
 
-def _expects_less(found: Found, sizes: str, world: int) -> bool:
+def _expects_less(found: RuleMatch, sizes: str, world: int) -> bool:
     """Whether gloo's message means that this rank's own tensor is smaller: it received the usual part of the others' tensors."""
     received, expected = float(str(found.values["received"] or 0)), float(str(found.values["expected"] or 0))
     usual = 4.0 * math.prod(int(n) for n in re.findall(r"\d+", sizes)) / (2 * world)
     return abs(received - usual) < abs(expected - usual)
 
 
-def judge(record: Record, failed: Failed) -> Found:
+def judge(record: Record, failed: RankFailure) -> RuleMatch:
     """Match one rank's log and exit code with the rules."""
     log = record.rank_log(failed.rank, failed.role)
     end = ending(log, _roots(record))
@@ -161,7 +162,7 @@ def judge(record: Record, failed: Failed) -> Found:
         **values,
     }
     certain = bool(end.type) or rule in _RULES or rule.id in {"exit-code", "setup-line"}
-    return Found(failed=failed, rule=rule, ending=end, values=known, log=log, certain=certain)
+    return RuleMatch(failed=failed, rule=rule, ending=end, values=known, log=log, certain=certain)
 
 
 def _last_words(log: Log, end: Ending) -> str:
@@ -169,7 +170,7 @@ def _last_words(log: Log, end: Ending) -> str:
     return "\n".join([*(line for line in log.lines if _ABORT_MESSAGE.search(line)), end.text])
 
 
-def _matched(end: Ending, failed: Failed) -> tuple[Rule, dict[str, object]]:
+def _matched(end: Ending, failed: RankFailure) -> tuple[Rule, dict[str, object]]:
     if (
         end.type
         and PurePosixPath(end.place.partition(":")[0]).match("*megatron/training/arguments.py")
@@ -191,14 +192,14 @@ def _groups(found: dict[str, str | None]) -> dict[str, object]:
     return {name: value.strip() if value else "" for name, value in found.items()}
 
 
-def _unrecorded_culprit(record: Record, first: Found) -> Found | None:
+def _unrecorded_culprit(record: Record, first: RuleMatch) -> RuleMatch | None:
     """A rank that raised its own exception and was ended before it could record that."""
     known = {failed.rank for failed in record.failed if failed.role == first.failed.role}
     for role, rank in record.ranks():
         if rank in known or role != first.failed.role:
             continue
         log = record.rank_log(rank, role)
-        failed = Failed(rank=rank, code=0, node=record.host_of(log), role=role, at=0.0)
+        failed = RankFailure(rank=rank, code=0, node=record.host_of(log), role=role, at=0.0)
         found = judge(record, failed)
         if found.ending.type and not found.rule.victim:
             return found
@@ -222,12 +223,12 @@ def _roots(record: Record) -> list[tuple[str, str]]:
     ]
 
 
-def _named(one: Found) -> str:
+def _named(one: RuleMatch) -> str:
     role = f"role {one.failed.role}: " if one.failed.role else ""
     return f"{role}rank {one.failed.rank}" + (f" on {one.failed.node}" if one.failed.node else "")
 
 
-def _answered(record: Record, culprit: Found, line: str, *cited: Found) -> Answer:
+def _answered(record: Record, culprit: RuleMatch, line: str, *cited: RuleMatch) -> Answer:
     values = {**record.values, "run_dir": record.run_dir, **culprit.values}
     return Answer(
         rule=culprit.rule.id,

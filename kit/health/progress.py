@@ -34,7 +34,7 @@ _WAITING = frozenset({"compute", "communicate"})
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rank:
+class RankProgress:
     """One rank's last report. step: steps done. idle: seconds since its last report. took: seconds of a step.
 
     every: steps between two reports. age: seconds since the node's collector last wrote. longest: the longest time between two of
@@ -68,8 +68,8 @@ class Stall:
     """Stalled ranks. culprits: those that the others wait for; empty if none can be singled out."""
 
     rule: Rule
-    culprits: tuple[Rank, ...]
-    stalled: tuple[Rank, ...]
+    culprits: tuple[RankProgress, ...]
+    stalled: tuple[RankProgress, ...]
     limit: float
 
 
@@ -157,13 +157,13 @@ STRAGGLES = Rule(
 )
 
 
-def read_ranks(run_dir: Path, job_id: object, *, now: float | None = None, since: float = 0.0) -> list[Rank]:
+def read_ranks(run_dir: Path, job_id: object, *, now: float | None = None, since: float = 0.0) -> list[RankProgress]:
     """The ranks' last reports, by role and rank. now: seconds since the epoch, by the clock of the run folder's file system.
 
     since: earlier reports belong to an earlier attempt and are ignored.
     """
     now = time.time() if now is None else now
-    ranks: list[Rank] = []
+    ranks: list[RankProgress] = []
     for path in sorted(RunPaths(run_dir).monitor.glob("slurm-*.progress")):
         named = _FILE.fullmatch(path.name)
         if named is None or named["job"] != str(job_id):
@@ -183,7 +183,7 @@ def begun(events: Iterable[Mapping[str, object]]) -> float:
     return max((float(str(one.get("epoch", 0))) for one in events if one["event"] == "attempt"), default=0.0)
 
 
-def _of_line(line: str, node: str, now: float, wrote: float) -> list[Rank]:
+def _of_line(line: str, node: str, now: float, wrote: float) -> list[RankProgress]:
     """The reports in one line, written at `wrote`. Of a truncated line, the complete reports are used."""
     looked, *reports = line.split("\t")
     age, ranks = max(0.0, now - wrote), []
@@ -197,7 +197,7 @@ def _of_line(line: str, node: str, now: float, wrote: float) -> list[Rank]:
                 continue
             idle = max(0.0, float(looked) - float(since)) + age
             ranks.append(
-                Rank(
+                RankProgress(
                     role=role, rank=int(rank), node=node, step=int(step), phase=phase, idle=idle, took=float(took),
                     every=int(every), age=age, longest=float(longest), waited=float(waited),
                     read=float(read), slowest=float(slowest), skew=float(looked) - wrote,
@@ -221,12 +221,12 @@ def limit(phase: str, usual: float | None, longest: float = 0.0, slowest: float 
     return max(_LEAST_S, _USUAL_FACTOR * usual, _LONGEST_FACTOR * longest) + _LOOK_S
 
 
-def usual(ranks: Sequence[Rank]) -> float | None:
+def usual(ranks: Sequence[RankProgress]) -> float | None:
     """The median time between two reports of a step, in seconds; None if no rank has made two."""
     return statistics.median(times) if (times := [one.took * one.every for one in ranks if one.every]) else None
 
 
-def stall(ranks: Sequence[Rank]) -> Stall | None:
+def stall(ranks: Sequence[RankProgress]) -> Stall | None:
     """The stalled ranks, and which of them the others wait for. Of several roles, the first with such ranks."""
     # After one rank of a role has ended, the others may still write for a longer time.
     over = {rank.role for rank in ranks if rank.phase == ENDED}
@@ -250,7 +250,7 @@ def stall(ranks: Sequence[Rank]) -> Stall | None:
     return None
 
 
-def _limit_of(one: Rank, between: float | None, longest: float) -> float:
+def _limit_of(one: RankProgress, between: float | None, longest: float) -> float:
     return limit(one.phase, between, longest, one.slowest)
 
 
@@ -259,21 +259,21 @@ def _limit_after_an_end(between: float | None) -> float:
     return limit("save", between)
 
 
-def _silent(one: Rank) -> bool:
+def _silent(one: RankProgress) -> bool:
     return one.age > _QUIET_S + 3 * _LOOK_S
 
 
-def clock_is_wrong(one: Rank) -> bool:
+def clock_is_wrong(one: RankProgress) -> bool:
     """Whether its node's clock differs too much from the file server's."""
     return abs(one.skew) >= _CLOCK_S
 
 
-def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
+def straggler(ranks: Sequence[RankProgress]) -> tuple[RankProgress, float] | None:
     """The rank that the others of its role wait for at every step, and the share of a step that this costs them, from 0 to 1.
 
     It compares the time of a step outside the phase communicate. None if no rank reports that phase.
     """
-    worst: tuple[Rank, float] | None = None
+    worst: tuple[RankProgress, float] | None = None
     for role in dict.fromkeys(rank.role for rank in ranks):
         mine = [rank for rank in ranks if rank.role == role and rank.every and rank.phase != ENDED]
         if len(mine) < 2 or not any(rank.waited for rank in mine):
@@ -287,14 +287,14 @@ def straggler(ranks: Sequence[Rank]) -> tuple[Rank, float] | None:
     return worst
 
 
-def reads(one: Rank, ranks: Sequence[Rank]) -> bool:
+def reads(one: RankProgress, ranks: Sequence[RankProgress]) -> bool:
     """Whether most of a straggler's extra time is in the phase data."""
     others = [r for r in ranks if r.role == one.role and r.every and r is not one]
     more = one.took - one.waited - statistics.median(r.took - r.waited for r in others)
     return one.read - statistics.median(r.read for r in others) > more / 2
 
 
-def _judged(mine: Sequence[Rank], still: Sequence[Rank], most: float) -> Stall:
+def _judged(mine: Sequence[RankProgress], still: Sequence[RankProgress], most: float) -> Stall:
     silent = [rank for rank in still if _silent(rank)]
     if silent:
         return Stall(rule=STALLS["stalled-node"], culprits=tuple(silent), stalled=tuple(still), limit=most)
@@ -314,7 +314,7 @@ def _judged(mine: Sequence[Rank], still: Sequence[Rank], most: float) -> Stall:
     return Stall(rule=STALLS["stalled-together"], culprits=(), stalled=tuple(still), limit=most)
 
 
-def values(alarm: Stall, ranks: Sequence[Rank]) -> dict[str, object]:
+def values(alarm: Stall, ranks: Sequence[RankProgress]) -> dict[str, object]:
     """Values for the placeholders in the rule's sentences."""
     culprit = (alarm.culprits or alarm.stalled)[0]
     more = len(alarm.culprits) - 1

@@ -53,7 +53,7 @@ class Log:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Failed:
+class RankFailure:
     """A rank that recorded its own end. at: seconds since the epoch. alone: it was killed, and not its whole Slurm step."""
 
     rank: int
@@ -159,7 +159,7 @@ class Record:
         return [("" if role == "." else role, rank) for role, rank in sorted(found)[:MOST_RANKS]]
 
     @cached_property
-    def failed(self) -> list[Failed]:
+    def failed(self) -> list[RankFailure]:
         """The ranks of the last start that recorded an exit code other than 0, the earliest first.
 
         `restartable` has those that torchrun was to start again, and has not.
@@ -181,7 +181,7 @@ class Record:
         why = f", first because rank {first.rank} on {first.node} ended with exit code {first.code}" if first else ""
         return shown(f"torchrun restarted the ranks {often}{why}").replace("{", "(").replace("}", ")")
 
-    def _failures(self, *patterns: str) -> list[Failed]:
+    def _failures(self, *patterns: str) -> list[RankFailure]:
         found = [_failed(path) for pattern in patterns for path in self._glob(pattern)]
         return _in_order(one for one in found if one is not None)
 
@@ -204,7 +204,7 @@ def shown(line: str) -> str:
     return safe_text.clean_lines(last.encode(errors="replace"))[:_LINE].decode(errors="replace").strip()
 
 
-def _in_order(failed: Iterable[Failed]) -> list[Failed]:
+def _in_order(failed: Iterable[RankFailure]) -> list[RankFailure]:
     """The earliest first; but first of all a rank that was killed alone, if that may be why the earliest ended.
 
     The times come from several nodes' clocks. lib/failures.sh has the same rule, and says why.
@@ -216,7 +216,7 @@ def _in_order(failed: Iterable[Failed]) -> list[Failed]:
     return ordered
 
 
-def _failed(path: Path) -> Failed | None:
+def _failed(path: Path) -> RankFailure | None:
     """Parse a record of failures.sh. On a full disk the file is empty; its name and time still give rank, code and time."""
     rank, code, *_ = (path.name.removeprefix("rank-") + ".").split(".")
     if not (rank.isdecimal() and code.isdecimal() and len(rank) < 10 and len(code) < 10):
@@ -227,7 +227,7 @@ def _failed(path: Path) -> Failed | None:
     except (OSError, ValueError):
         return None
     node, role = (words + [""] * 5)[3:5]
-    return Failed(rank=int(rank), code=int(code), node=node, role=role, at=at, alone=path.suffix == ".alone")
+    return RankFailure(rank=int(rank), code=int(code), node=node, role=role, at=at, alone=path.suffix == ".alone")
 
 
 def _newlines(path: Path, before: int) -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from kit.images import image_lock
 from kit.images.build import build, first_image, requirements_lock
-from kit.images.progress import Report
+from kit.images.progress import ProgressReporter
 from kit.schema.image import ImageLock, PythonPackages
 
 _TOML = """\
@@ -31,7 +31,7 @@ def make(
     python: PythonPackages,
     root: Path,
     store: Path,
-    report: Report,
+    report: ProgressReporter,
 ) -> ImageLock:
     """Build `base` with other versions of some packages, and return the new lock under the base's own name.
 

@@ -13,7 +13,7 @@ from kit import shell
 from kit.errors import ImageError, ToolError, UsageError
 from kit.images import image_lock, store
 from kit.images.build import build
-from kit.images.progress import Report
+from kit.images.progress import ProgressReporter
 from kit.images.sources import (
     compressed_tars,
     engine,
@@ -30,7 +30,7 @@ from kit.images.sources import (
 )
 from kit.images.sources.layer_bytes import Blob
 from kit.images.squash import sqshfile
-from kit.images.squash.squash import Finished, Stream, Tree
+from kit.images.squash.squash import Finished, TarStream, Tree
 from kit.images.squash_and_lock import Content
 from kit.schema.image import ImageConfig
 
@@ -38,14 +38,14 @@ _CHUNK = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class Source:
+class ImageSource:
     """A source that is ready to be squashed. uri: its name in the lock."""
 
     uri: str
     content: Content
 
 
-def ready(uri: str, work: Path, report: Report, *, platform: str = "") -> Source:
+def ready(uri: str, work: Path, report: ProgressReporter, *, platform: str = "") -> ImageSource:
     """Fetch or open the source. work: a private folder for unpacked data. platform: `linux/arm64`; empty: this machine's.
 
     UsageError for something that is not a source; ImageError and EngineError for a source that cannot be fetched.
@@ -84,7 +84,7 @@ def default_name(uri: str) -> str:
     return name.lower()
 
 
-def _from_engine(uri: str, choice: oci.Choice) -> Source:
+def _from_engine(uri: str, choice: oci.Choice) -> ImageSource:
     name = image_reference.local(uri)
     client = engine.connect()
     engine_session.remove_dead(client)
@@ -92,7 +92,7 @@ def _from_engine(uri: str, choice: oci.Choice) -> Source:
     if image is None:
         raise ImageError(f"{uri}: the engine holds no such image", hint="docker image ls")
     oci.must_fit(image.architecture, choice, uri)
-    return Source(uri=uri, content=_engine_content(client, image, name))
+    return ImageSource(uri=uri, content=_engine_content(client, image, name))
 
 
 def _engine_content(client: engine.Engine, image: engine.EngineImage, name: str) -> Content:
@@ -111,7 +111,7 @@ def _engine_content(client: engine.Engine, image: engine.EngineImage, name: str)
     )
 
 
-def _from_podman(uri: str, work: Path, report: Report, choice: oci.Choice) -> Source:
+def _from_podman(uri: str, work: Path, report: ProgressReporter, choice: oci.Choice) -> ImageSource:
     podman = shell.require("podman", hint="apt-get install podman")
     name = image_reference.local(uri)
     archive = work / "podman.tar"
@@ -122,10 +122,12 @@ def _from_podman(uri: str, work: Path, report: Report, choice: oci.Choice) -> So
         raise ImageError(
             f"{uri}: {error.message}", hint="'podman images' lists what it has, by its full names"
         ) from None
-    return Source(uri=uri, content=_oci_content(oci.read_image(archive, work, choice), name, work))
+    return ImageSource(uri=uri, content=_oci_content(oci.read_image(archive, work, choice), name, work))
 
 
-def _from_registry(wanted: image_reference.Reference, work: Path, report: Report, choice: oci.Choice) -> Source:
+def _from_registry(
+    wanted: image_reference.Reference, work: Path, report: ProgressReporter, choice: oci.Choice
+) -> ImageSource:
     try:
         remote = registry.describe(wanted, choice)
     except registry_client.CannotAskError as error:
@@ -133,14 +135,14 @@ def _from_registry(wanted: image_reference.Reference, work: Path, report: Report
         return _by_another_tool(wanted, work, report, choice)
     resolved = remote.reference
     content = _remote_content(remote, work, report)
-    return Source(uri=wanted.enroot, content=replace(content, provenance=resolved.enroot))
+    return ImageSource(uri=wanted.enroot, content=replace(content, provenance=resolved.enroot))
 
 
-def _remote_content(remote: registry.Remote, work: Path, report: Report) -> Content:
+def _remote_content(remote: registry.Remote, work: Path, report: ProgressReporter) -> Content:
     image, name = remote.image, remote.reference.plain
 
     @contextlib.contextmanager
-    def opened() -> Iterator[Stream]:
+    def opened() -> Iterator[TarStream]:
         total = sum(layer.size for layer in image.layers)
         with report.counting(f"fetching {name}", total) as advance:
             remote.bring(advance)
@@ -155,7 +157,9 @@ def _remote_content(remote: registry.Remote, work: Path, report: Report) -> Cont
     return replace(found, ways=(opened,))
 
 
-def _by_another_tool(wanted: image_reference.Reference, work: Path, report: Report, choice: oci.Choice) -> Source:
+def _by_another_tool(
+    wanted: image_reference.Reference, work: Path, report: ProgressReporter, choice: oci.Choice
+) -> ImageSource:
     """Fetch with skopeo, which supports more registries and credentials, or else with the engine."""
     if shell.which("skopeo"):
         resolved = registry.resolve_with_skopeo(wanted)
@@ -175,25 +179,25 @@ def _by_another_tool(wanted: image_reference.Reference, work: Path, report: Repo
             reference=wanted.repository,
             digest=resolved.digest or held.id,
         )
-    return Source(uri=wanted.enroot, content=replace(content, provenance=resolved.enroot))
+    return ImageSource(uri=wanted.enroot, content=replace(content, provenance=resolved.enroot))
 
 
-def _from_path(path: Path, work: Path, report: Report, choice: oci.Choice) -> Source:
+def _from_path(path: Path, work: Path, report: ProgressReporter, choice: oci.Choice) -> ImageSource:
     uri = str(path.absolute()) + (f":{choice.tag}" if choice.tag else "")
     if path.is_dir():
         if oci.is_image(path):
-            return Source(uri=uri, content=_oci_content(oci.read_image(path, work, choice), path.name, work))
-        return Source(uri=uri, content=_folder_content(path.absolute()))
+            return ImageSource(uri=uri, content=_oci_content(oci.read_image(path, work, choice), path.name, work))
+        return ImageSource(uri=uri, content=_folder_content(path.absolute()))
     if not path.is_file():
         raise UsageError(f"{path}: no such file or folder", hint="or name an image: docker://REGISTRY#IMAGE:TAG")
     with path.open("rb") as stream:
         magic = stream.read(4)
     if magic == sqshfile.MAGIC:
-        return Source(uri=uri, content=_sqsh_content(path))
+        return ImageSource(uri=uri, content=_sqsh_content(path))
     report.stage(f"reading {path.name}")
     if _is_image_archive(path, work):
-        return Source(uri=uri, content=_oci_content(oci.read_image(path, work, choice), path.name, work))
-    return Source(uri=uri, content=_tar_content(path, work))
+        return ImageSource(uri=uri, content=_oci_content(oci.read_image(path, work, choice), path.name, work))
+    return ImageSource(uri=uri, content=_tar_content(path, work))
 
 
 def _is_image_archive(path: Path, work: Path) -> bool:
@@ -229,7 +233,7 @@ def _tar_chunks(path: Path, work: Path) -> Generator[bytes]:
 
 def _oci_content(image: oci.OciImage, name: str, work: Path, digest: str = "") -> Content:
     @contextlib.contextmanager
-    def opened() -> Iterator[Stream]:
+    def opened() -> Iterator[TarStream]:
         with layer_tree.merged(image.layers, work, whole=image.whole) as tree:
             yield _merging(tree)
 
@@ -245,8 +249,8 @@ def _oci_content(image: oci.OciImage, name: str, work: Path, digest: str = "") -
     )
 
 
-def _merging(tree: layer_tree.LayerTree) -> Stream:
-    return Stream(members=tree.entries(), method="merging the layers", settle=tree.settled)
+def _merging(tree: layer_tree.LayerTree) -> TarStream:
+    return TarStream(members=tree.entries(), method="merging the layers", settle=tree.settled)
 
 
 def _tar_content(path: Path, work: Path) -> Content:
@@ -262,9 +266,9 @@ def _folder_content(path: Path) -> Content:
         yield Tree(layers=(path,))
 
     @contextlib.contextmanager
-    def walked() -> Iterator[Stream]:
+    def walked() -> Iterator[TarStream]:
         look = folder_tree.looker(path)
-        yield Stream(
+        yield TarStream(
             members=folder_tree.entries(path),
             method="walking the folder",
             settle=lambda edit: tree_edits.settled(edit, look),

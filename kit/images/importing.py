@@ -12,7 +12,7 @@ from kit.errors import UsageError
 from kit.files import cross_host_lock
 from kit.images import image_lock, import_sources, squash_and_lock, store
 from kit.images.build.build_context import RECIPE
-from kit.images.progress import Report
+from kit.images.progress import ProgressReporter
 from kit.images.squash import squash
 from kit.schema.image import Squash
 from kit.schema.schema_base import NAME
@@ -35,7 +35,7 @@ class ImportOrder:
     relock: bool = False
 
 
-def run(order: ImportOrder, report: Report) -> squash_and_lock.Outcome:
+def run(order: ImportOrder, report: ProgressReporter) -> squash_and_lock.Outcome:
     """Import unless the store already has the same bytes; see ImportOrder and squash_and_lock.Outcome.
 
     UsageError for a wrong source or name, EngineError and ImageError when it cannot be fetched, LockError with `locked`.
@@ -77,7 +77,7 @@ def run(order: ImportOrder, report: Report) -> squash_and_lock.Outcome:
     return replace(done, seconds=time.monotonic() - start)
 
 
-def _inputs(order: ImportOrder, ready: import_sources.Source) -> str:
+def _inputs(order: ImportOrder, ready: import_sources.ImageSource) -> str:
     options = order.options.model_dump(mode="json", exclude={"memory"})
     meaning = [RECIPE, ready.uri, ready.content.digest, options]
     return hashlib.sha256(json.dumps(meaning, sort_keys=True).encode()).hexdigest()

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeR
 _PLAIN_EVERY_S = 5.0
 
 
-class Report(Protocol):
+class ProgressReporter(Protocol):
     """The interface through which kit.images reports progress."""
 
     def stage(self, text: str) -> None:

@@ -11,9 +11,9 @@ from typing import Literal
 
 from kit.errors import ImageError, LockError
 from kit.images import check_against_lock, difference, image_lock, store
-from kit.images.progress import Report
+from kit.images.progress import ProgressReporter
 from kit.images.squash import enroot_layout, installed_packages, sqshfile, squash
-from kit.images.squash.squash import Finished, Stream, Tree
+from kit.images.squash.squash import Finished, TarStream, Tree
 from kit.schema.image import ImageConfig, ImageLock, LockedBase, LockedTools, Squash
 from kit.version import __version__
 
@@ -25,7 +25,7 @@ _STALE = (
 # An error lists this many files.
 _NAMED = 20
 
-Way = Callable[[], contextlib.AbstractContextManager[Tree | Stream | Finished]]
+Way = Callable[[], contextlib.AbstractContextManager[Tree | TarStream | Finished]]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +115,7 @@ def unchanged(target: Target) -> Outcome | None:
     return Outcome(lock=locked, lock_file=target.lock_file, image=image, built=False)
 
 
-def make(target: Target, content: Content, work: Path, report: Report) -> Outcome:
+def make(target: Target, content: Content, work: Path, report: ProgressReporter) -> Outcome:
     """Squash, compare, publish, lock. work: a workspace of the target's store.
 
     LockError in two cases: the target is locked and the bytes differ; or the same inputs gave other bytes and `relock` is not set.
@@ -142,7 +142,7 @@ def make(target: Target, content: Content, work: Path, report: Report) -> Outcom
     return Outcome(lock=new, lock_file=target.lock_file, image=image, built=True, method=method, changes=changes)
 
 
-def _squash(target: Target, content: Content, finished: Path, report: Report) -> str:
+def _squash(target: Target, content: Content, finished: Path, report: ProgressReporter) -> str:
     """Write the .sqsh by the first way that this machine allows; return the name of that way."""
     edit = enroot_layout.edit(content.config, provenance=content.provenance, noise=content.noise)
     options = squash.Options(squash=target.squash, keep_times=content.keep_times)

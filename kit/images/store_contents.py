@@ -19,7 +19,7 @@ _FILE = re.compile(r"^([0-9a-f]{64})\.sqsh$")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class ImageRow:
     """One image. name: from a lock, or from its build. locks: the lock files that name it. made: seconds since the epoch.
 
     present: the file is in the store, with the size that the lock says.
@@ -33,7 +33,7 @@ class Row:
     locks: tuple[Path, ...]
 
 
-def rows(store_dir: Path, project: Path) -> list[Row]:
+def rows(store_dir: Path, project: Path) -> list[ImageRow]:
     """All images of the store and all images that a known lock names, sorted by name."""
     locks = known_locks(store_dir, project)
     found = [_locked_row(store_dir, sha256, places) for sha256, places in _by_digest(locks).items()]
@@ -138,11 +138,11 @@ def _files(store_dir: Path) -> dict[str, Path]:
     return {found[1]: path for path in sorted(folder.iterdir()) if (found := _FILE.match(path.name))}
 
 
-def _locked_row(store_dir: Path, sha256: str, places: list[tuple[Path, image_lock.Head]]) -> Row:
+def _locked_row(store_dir: Path, sha256: str, places: list[tuple[Path, image_lock.Head]]) -> ImageRow:
     path, known = store.path(store_dir, sha256), places[0][1]
     built_at, size = _made(path)
     present = size == known.size
-    return Row(
+    return ImageRow(
         name=known.name,
         sha256=sha256,
         size=known.size,
@@ -152,10 +152,10 @@ def _locked_row(store_dir: Path, sha256: str, places: list[tuple[Path, image_loc
     )
 
 
-def _loose_row(store_dir: Path, path: Path, sha256: str) -> Row:
+def _loose_row(store_dir: Path, path: Path, sha256: str) -> ImageRow:
     name = str(store.facts(store_dir, sha256).get("name", "?"))
     made, size = _made(path)
-    return Row(name=name, sha256=sha256, size=max(size, 0), made=made, present=size >= 0, locks=())
+    return ImageRow(name=name, sha256=sha256, size=max(size, 0), made=made, present=size >= 0, locks=())
 
 
 def _made(path: Path) -> tuple[float, int]:

@@ -9,7 +9,7 @@ from kit import data_folders
 from kit.errors import LockError, UsageError
 from kit.images import check_against_lock, image_lock, store
 from kit.images.build import build
-from kit.images.progress import Report
+from kit.images.progress import ProgressReporter
 from kit.images.squash import sqshfile
 from kit.schema.image import ImageLock
 
@@ -38,7 +38,7 @@ def checked(image: str, *, project: Path, store: Path, full: bool) -> Verified:
     return Verified(image=image, digest=locked.digest, checked=what, path=str(found))
 
 
-def rebuilt(name: str, *, project: Path, store: Path, report: Report) -> Verified:
+def rebuilt(name: str, *, project: Path, store: Path, report: ProgressReporter) -> Verified:
     """Build an image from nothing and compare the result with its lock.
 
     LockError, naming what changed, when they differ.

@@ -27,7 +27,7 @@ PHASES, METRICS, EVENTS = "phases", "metrics", "events"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Share:
+class RankSpan:
     """A rank's seconds in one time span: an attempt's window, or a span that all ranks share. node: empty if it is not known."""
 
     rank: Rank
@@ -52,7 +52,7 @@ class Ledger:
     gpu_seconds: float
     detail: str
     notes: tuple[str, ...]
-    shares: tuple[Share, ...]
+    shares: tuple[RankSpan, ...]
     mfu: float | None = None
     live: bool = False
 
@@ -123,7 +123,7 @@ def close(records: Records) -> Ledger:
     # For time before and after all attempts, use the rank's first node.
     home = {rank: next((nodes[rank, first_window.attempt] for first_window in line.windows), "") for rank in all_ranks}
     shares = [
-        Share(rank=rank, node=home[rank], attempt=span.attempt, amounts={span.account: span.end - span.start})
+        RankSpan(rank=rank, node=home[rank], attempt=span.attempt, amounts={span.account: span.end - span.start})
         for span in line.spans
         for rank in all_ranks
     ]
@@ -135,7 +135,7 @@ def close(records: Records) -> Ledger:
         # The lost steps of an attempt are known only when the next attempt reports the step from which it continues.
         shares = _with_lost(shares, before, entries)
         shares += [
-            Share(rank=rank, node=nodes[rank, window.attempt], attempt=window.attempt, amounts=rank_amounts.amounts)
+            RankSpan(rank=rank, node=nodes[rank, window.attempt], attempt=window.attempt, amounts=rank_amounts.amounts)
             for rank, rank_amounts in entries.items()
         ]
         for rank, rank_amounts in entries.items():
@@ -146,7 +146,7 @@ def close(records: Records) -> Ledger:
         seconds = (held.end - held.start) * held.spare * records.ranks_per_node
         if seconds:
             spare += seconds
-            shares.append(Share(rank=("", -1), node="spare", attempt=held.attempt, amounts={Account.SPARE: seconds}))
+            shares.append(RankSpan(rank=("", -1), node="spare", attempt=held.attempt, amounts={Account.SPARE: seconds}))
     held_s = sum(allocation.end - allocation.start for allocation in line.allocations)
     return Ledger(
         run_id=records.run_id,
@@ -263,8 +263,8 @@ def _adjusted_across_ranks(
 
 
 def _with_lost(
-    shares: list[Share], before: Mapping[Rank, tuple[int, float]], entries: Mapping[Rank, RankAmounts]
-) -> list[Share]:
+    shares: list[RankSpan], before: Mapping[Rank, tuple[int, float]], entries: Mapping[Rank, RankAmounts]
+) -> list[RankSpan]:
     """The shares with repeated steps moved to the account LOST. An attempt's last steps move first."""
     lost: dict[Rank, float] = {}
     for rank, (step, made) in before.items():

@@ -30,12 +30,12 @@ _REPORTED = {
 def text(board: Board) -> bytes:
     """The present metrics of all runs, as text."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Runs(board))
+    registry.register(_RunsCollector(board))
     made: bytes = generate_latest(registry)  # type: ignore[no-untyped-call]
     return made
 
 
-class _Runs(Collector):
+class _RunsCollector(Collector):
     def __init__(self, board: Board) -> None:
         self._board = board
 

@@ -79,7 +79,7 @@ def forward(opened: socket.socket, node: JobNode, port: int, *, active: Callable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Server:
+class JobServer:
     """A server in the job's container. token: for logging in. process: the step on this machine. log: its output."""
 
     port: int
@@ -98,7 +98,7 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(name: str, node: JobNode, shell_argv: tuple[str, ...], log: Path) -> Iterator[Server]:
+def serving(name: str, node: JobNode, shell_argv: tuple[str, ...], log: Path) -> Iterator[JobServer]:
     """Run a server of templates/core/lib/tools.sh on the node during the block. It ends when its standard input is closed.
 
     shell_argv: the run's own step of a shell. ToolError if the container has no such server, or if it does not start.
@@ -113,14 +113,14 @@ def serving(name: str, node: JobNode, shell_argv: tuple[str, ...], log: Path) ->
         try:
             pipe.close()
             _tell(tap, token)
-            made = Server(port=port, token=token, process=process, log=log)
+            made = JobServer(port=port, token=token, process=process, log=log)
             yield made
         finally:
             tap.close()
             _end([process])
 
 
-def wait_until_up(server: Server, node: JobNode) -> None:
+def wait_until_up(server: JobServer, node: JobNode) -> None:
     """Wait until the server accepts connections. ToolError, with its last lines, if it ends before that or takes too long."""
     until = time.monotonic() + _STARTS_S
     ask = ["bash", "-c", 'exec 3<>"/dev/tcp/127.0.0.1/$1"', "bash", str(server.port)]

@@ -64,7 +64,7 @@ class PreparedSweep:
     @property
     def runs(self) -> Sequence[Prepared]:
         """The points' plans; each is made when it is used."""
-        return _Runs(self.points, self.planned)
+        return _PreparedRuns(self.points, self.planned)
 
     @cached_property
     def _max_array(self) -> int:
@@ -92,7 +92,7 @@ class PreparedSweep:
 
 
 @dataclass(frozen=True)
-class _Runs(Sequence[Prepared]):
+class _PreparedRuns(Sequence[Prepared]):
     points: tuple[Point, ...]
     planned: Callable[[Point], Prepared]
 
@@ -105,7 +105,7 @@ class _Runs(Sequence[Prepared]):
     def __getitem__(self, place: slice) -> Sequence[Prepared]: ...
     def __getitem__(self, place: int | slice) -> Prepared | Sequence[Prepared]:
         found = self.points[place]
-        return _Runs(found, self.planned) if isinstance(found, tuple) else self.planned(found)
+        return _PreparedRuns(found, self.planned) if isinstance(found, tuple) else self.planned(found)
 
 
 def prepare_sweep(

@@ -19,7 +19,7 @@ import shapes
 import write_huggingface
 import write_pytorch
 from lib.faults import Refused, tell
-from lib.progress import Progress
+from lib.progress import ProgressPrinter
 from output import Output
 from plain import opened
 
@@ -42,7 +42,7 @@ def parse() -> argparse.Namespace:
     return made.parse_args()
 
 
-def convert(args: argparse.Namespace, progress: Progress) -> dict[str, Any]:
+def convert(args: argparse.Namespace, progress: ProgressPrinter) -> dict[str, Any]:
     """Convert the checkpoint, and return a description of the result."""
     with Output(args.target, force=args.force) as output:
         source = opened(args.source, progress)
@@ -80,7 +80,7 @@ def main() -> int:
     args = parse()
     signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
-        print(json.dumps(convert(args, Progress(as_json=args.json_lines))))
+        print(json.dumps(convert(args, ProgressPrinter(as_json=args.json_lines))))
     except Refused as error:
         message, hint = error.message, error.hint
     except OSError as error:

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 import torch
 from lib.faults import Refused
-from shapes import Shape
-from source import Piece, Source
+from shapes import DecoderShape
+from source import CheckpointSource, TensorPiece
 
 Split = Callable[[torch.Tensor], list[torch.Tensor]]
 
@@ -76,16 +76,16 @@ _FIRST = {"gpt": "blocks.0.", "megatron": "decoder.layers.0."}
 
 
 @dataclass(frozen=True)
-class Group:
+class TensorGroup:
     """A tensor of the source, and the tensors that it becomes: their names, and their shapes in the same order."""
 
-    piece: Piece
+    piece: TensorPiece
     names: tuple[str, ...]
     shapes: tuple[tuple[int, ...], ...]
     split: Split
 
 
-def llama(source: Source, shape: Shape) -> list[Group]:
+def llama(source: CheckpointSource, shape: DecoderShape) -> list[TensorGroup]:
     """Every tensor of LlamaForCausalLM, from the embedding to the head. Refused when the source is not a Llama."""
     groups = [_group(piece, source, shape) for piece in source.pieces]
     groups.sort(key=lambda group: _order(group.names[0]))
@@ -106,7 +106,7 @@ def llama(source: Source, shape: Shape) -> list[Group]:
     return groups
 
 
-def _group(piece: Piece, source: Source, shape: Shape) -> Group:
+def _group(piece: TensorPiece, source: CheckpointSource, shape: DecoderShape) -> TensorGroup:
     whole = _WHOLE[source.kind].get(piece.name)
     in_layer = _LAYER[source.kind].fullmatch(piece.name)
     if whole is not None:
@@ -132,10 +132,10 @@ def _group(piece: Piece, source: Source, shape: Shape) -> Group:
         raise Refused(
             f"{source.folder}: its model is not of the Llama family: {what} ({piece.name} has {piece.shape[0]} rows)"
         )
-    return Group(piece, names, tuple((count, *piece.shape[1:]) for count in rows), split)
+    return TensorGroup(piece, names, tuple((count, *piece.shape[1:]) for count in rows), split)
 
 
-def _split_by_group(shape: Shape) -> Split:
+def _split_by_group(shape: DecoderShape) -> Split:
     assert shape.heads and shape.kv_heads
     groups, each = shape.kv_heads, shape.heads // shape.kv_heads
 

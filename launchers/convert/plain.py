@@ -9,16 +9,16 @@ from pathlib import Path
 
 import torch
 from lib.faults import Refused
-from lib.progress import Progress
-from source import Piece, Source, check_sums, family, read_json, resolve
+from lib.progress import ProgressPrinter
+from source import CheckpointSource, TensorPiece, check_sums, family, read_json, resolve
 
 FILE, SHARED, AT = "state.pt", "rank-0.pt", "at.json"
 
 
-class Plain(Source):
-    """A checkpoint with the model under "model" and the step under "at". Its attributes are those of Source."""
+class PlainCheckpoint(CheckpointSource):
+    """A checkpoint with the model under "model" and the step under "at". Its attributes are those of CheckpointSource."""
 
-    def __init__(self, folder: Path, progress: Progress) -> None:
+    def __init__(self, folder: Path, progress: ProgressPrinter) -> None:
         self.folder = resolve(folder)
         marker, self.model = read_json(self.folder / "complete.json"), read_json(self.folder / "model.json")
         if marker:
@@ -29,18 +29,20 @@ class Plain(Source):
             self.step = content["at"]["step"]
         except Exception as error:  # noqa: BLE001 - a damaged file can raise anything
             raise Refused(f"{self.folder / FILE}: not a checkpoint of launchers/ddp, sft or rl: {error}") from None
-        self.pieces = [Piece(name, name, None, tuple(one.shape), one.dtype) for name, one in self._weights.items()]
+        self.pieces = [
+            TensorPiece(name, name, None, tuple(one.shape), one.dtype) for name, one in self._weights.items()
+        ]
         self.kind, self.common, self.dropped = family(set(self._weights)), {}, []
 
-    def read(self, piece: Piece) -> torch.Tensor:
+    def read(self, piece: TensorPiece) -> torch.Tensor:
         """One tensor."""
         return self._weights[piece.stored].contiguous()
 
 
-class Shared(Source):
-    """A checkpoint of launchers/diloco: the parameters that all groups share. Its attributes are those of Source."""
+class Shared(CheckpointSource):
+    """A checkpoint of launchers/diloco: the parameters that all groups share. Its attributes are those of CheckpointSource."""
 
-    def __init__(self, folder: Path, progress: Progress) -> None:
+    def __init__(self, folder: Path, progress: ProgressPrinter) -> None:
         self.folder = folder
         marker, self.model = read_json(folder / "complete.json"), read_json(folder / "model.json")
         if marker:
@@ -57,22 +59,22 @@ class Shared(Source):
         self.pieces = [self._piece(name) for name in self._parts[0]]
         self.kind, self.common, self.dropped = family(set(self._parts[0])), {}, []
 
-    def read(self, piece: Piece) -> torch.Tensor:
+    def read(self, piece: TensorPiece) -> torch.Tensor:
         """One tensor, joined from the ranks' rows."""
         return torch.cat([part[piece.stored] for part in self._parts])
 
-    def _piece(self, name: str) -> Piece:
+    def _piece(self, name: str) -> TensorPiece:
         first = self._parts[0][name]
         rows = sum(len(part[name]) for part in self._parts)
-        return Piece(name, name, None, (rows, *first.shape[1:]), first.dtype)
+        return TensorPiece(name, name, None, (rows, *first.shape[1:]), first.dtype)
 
 
-def opened(folder: Path, progress: Progress) -> Source:
+def opened(folder: Path, progress: ProgressPrinter) -> CheckpointSource:
     """The checkpoint in a folder, of any kind that can be read."""
     folder = resolve(_furthest_group(folder))
     if (folder / FILE).is_file():
-        return Plain(folder, progress)
-    return Shared(folder, progress) if (folder / AT).is_file() else Source(folder, progress)
+        return PlainCheckpoint(folder, progress)
+    return Shared(folder, progress) if (folder / AT).is_file() else CheckpointSource(folder, progress)
 
 
 def _furthest_group(folder: Path) -> Path:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from lib.faults import Refused
-from source import Source
+from source import CheckpointSource
 
 # The default eps of torch's RMSNorm, which launchers/lib/model.py uses, is the machine epsilon of its input's type.
 _GPT_NORM_EPS = torch.finfo(torch.float32).eps
@@ -27,7 +27,7 @@ class Given:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class DecoderShape:
     """A decoder of the Llama family. heads, kv_heads, head_dim: None where not known. context: the longest sequence."""
 
     layers: int
@@ -46,7 +46,7 @@ class Shape:
     head_norms: bool = False
 
 
-def config(source: Source, given: Given) -> dict[str, Any]:
+def config(source: CheckpointSource, given: Given) -> dict[str, Any]:
     """model_config of a .pt file: all that is known of the model, as plain values."""
     shape = of(source, given)
     return {
@@ -56,7 +56,7 @@ def config(source: Source, given: Given) -> dict[str, Any]:
     }
 
 
-def of(source: Source, given: Given) -> Shape | None:
+def of(source: CheckpointSource, given: Given) -> DecoderShape | None:
     """The shape, or None for a model of neither family."""
     if source.kind == "other":
         return None
@@ -70,7 +70,7 @@ def of(source: Source, given: Given) -> Shape | None:
     told = _described(source)
     heads = given.heads or told.get("heads")
     head_dim, kv_heads = _heads(heads, told.get("head_dim"), rows=size[names["qkv"]][0], wide=size[names["out"]][1])
-    return Shape(
+    return DecoderShape(
         layers=1
         + max(
             int(name.split(".")[2 if is_megatron else 1]) for name in size if ".layers." in name or "blocks." in name
@@ -122,7 +122,7 @@ def _heads(heads: int | None, head_dim: int | None, *, rows: int, wide: int) -> 
     return head_dim, kv_heads
 
 
-def _described(source: Source) -> dict[str, Any]:
+def _described(source: CheckpointSource) -> dict[str, Any]:
     """The content of model.json in the kit's own checkpoints, else Megatron-LM's arguments in common.pt."""
     if source.model:
         return source.model
@@ -138,7 +138,7 @@ def _described(source: Source) -> dict[str, Any]:
     }
 
 
-def not_llama(source: Source) -> str | None:
+def not_llama(source: CheckpointSource) -> str | None:
     """The reason why Megatron-LM's arguments describe no Llama: the first such argument. None if the model is a Llama."""
     args = source.common.get("args")
     if not isinstance(args, argparse.Namespace):

@@ -15,7 +15,7 @@ from typing import Any
 import confined
 import torch
 from lib.faults import Refused
-from lib.progress import Progress
+from lib.progress import ProgressPrinter
 from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, LoadPlan, ReadItem
 from torch.distributed.checkpoint.metadata import MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType
@@ -29,7 +29,7 @@ _BLOCK = 1 << 22
 
 
 @dataclass(frozen=True)
-class Piece:
+class TensorPiece:
     """A tensor of the model: a stored tensor, or the slice `layer` of a stacked one."""
 
     name: str
@@ -44,13 +44,13 @@ class Piece:
         return torch.Size(self.shape).numel() * self.dtype.itemsize
 
 
-class Source:
+class CheckpointSource:
     """A complete checkpoint. kind: megatron, gpt (launchers/lib/model.py), or other. step: None where it is not stored.
 
     model: the content of model.json; empty where there is none.
     """
 
-    def __init__(self, folder: Path, progress: Progress) -> None:
+    def __init__(self, folder: Path, progress: ProgressPrinter) -> None:
         self.folder = resolve(folder)
         marker = read_json(self.folder / "complete.json")
         self.model = read_json(self.folder / "model.json")
@@ -84,7 +84,7 @@ class Source:
         """The size of all tensors of the model."""
         return sum(piece.bytes for piece in self.pieces)
 
-    def read(self, piece: Piece) -> torch.Tensor:
+    def read(self, piece: TensorPiece) -> torch.Tensor:
         """One tensor. Takes memory for the tensor and for one stored chunk of it."""
         whole = self._tensors[piece.stored]
         first = [piece.layer or 0] + [0] * (len(whole.size) - 1) if piece.layer is not None else [0] * len(whole.size)
@@ -202,7 +202,7 @@ def _check_files(folder: Path, stored: Iterable[Any]) -> None:
             raise Refused(f"{folder}: incomplete: {name} has {path.stat().st_size} bytes of {end}")
 
 
-def check_sums(folder: Path, files: dict[str, list[int]], progress: Progress) -> None:
+def check_sums(folder: Path, files: dict[str, list[int]], progress: ProgressPrinter) -> None:
     """Refused unless every file has the size and checksum that complete.json lists."""
     with progress.counting("checking the checkpoint", sum(size for size, _ in files.values())) as advance:
         for name, (size, want) in sorted(files.items()):
@@ -256,13 +256,13 @@ def _check_covered(
     return one
 
 
-def _split_layers(key: str, name: str, one: TensorStorageMetadata, kind: str) -> Iterator[Piece]:
+def _split_layers(key: str, name: str, one: TensorStorageMetadata, kind: str) -> Iterator[TensorPiece]:
     stacked = _STACKED.fullmatch(name) if kind == "megatron" else None
     if stacked is None:
-        yield Piece(name, key, None, tuple(one.size), one.properties.dtype)
+        yield TensorPiece(name, key, None, tuple(one.size), one.properties.dtype)
         return
     for layer in range(one.size[0]):
-        yield Piece(f"{stacked[1]}{layer}.{stacked[2]}", key, layer, tuple(one.size[1:]), one.properties.dtype)
+        yield TensorPiece(f"{stacked[1]}{layer}.{stacked[2]}", key, layer, tuple(one.size[1:]), one.properties.dtype)
 
 
 def _common(folder: Path) -> dict[str, Any]:

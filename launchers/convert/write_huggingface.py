@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 from lib.faults import Refused
-from lib.progress import Progress
-from names import Group, llama
-from shapes import Shape, not_llama
-from source import Source
+from lib.progress import ProgressPrinter
+from names import TensorGroup, llama
+from shapes import DecoderShape, not_llama
+from source import CheckpointSource
 
 try:
     from safetensors.torch import save_file
@@ -23,7 +23,7 @@ except ModuleNotFoundError:
 _CONTEXT = 2048
 
 
-def check(source: Source, shape: Shape | None) -> list[Group]:
+def check(source: CheckpointSource, shape: DecoderShape | None) -> list[TensorGroup]:
     """The tensors to write. Refused, with the reason, where the model cannot be written."""
     if save_file is None:
         raise Refused(
@@ -46,7 +46,13 @@ def check(source: Source, shape: Shape | None) -> list[Group]:
 
 
 def write(
-    folder: Path, source: Source, shape: Shape, groups: list[Group], *, shard_size: int, progress: Progress
+    folder: Path,
+    source: CheckpointSource,
+    shape: DecoderShape,
+    groups: list[TensorGroup],
+    *,
+    shard_size: int,
+    progress: ProgressPrinter,
 ) -> list[Path]:
     """Write the folder, which must not exist. Returns its files."""
     folder.mkdir()
@@ -78,9 +84,9 @@ def write(
     return sorted(folder.iterdir())
 
 
-def _shards(groups: list[Group], shard_size: int) -> list[list[Group]]:
+def _shards(groups: list[TensorGroup], shard_size: int) -> list[list[TensorGroup]]:
     """The tensors of each file, in order. A tensor that is larger than a file may be gets its own file."""
-    shards: list[list[Group]] = []
+    shards: list[list[TensorGroup]] = []
     filled = 0
     for group in groups:
         if not shards or filled + group.piece.bytes > shard_size:
@@ -91,7 +97,7 @@ def _shards(groups: list[Group], shard_size: int) -> list[list[Group]]:
     return shards
 
 
-def _rope(shape: Shape) -> dict[str, Any]:
+def _rope(shape: DecoderShape) -> dict[str, Any]:
     """The rotary positions, as transformers 5 reads them."""
     if shape.rope_scaling is None:
         return {"rope_type": "default", "rope_theta": shape.rope_base}
@@ -105,7 +111,7 @@ def _rope(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _config(shape: Shape, dtype: torch.dtype) -> dict[str, Any]:
+def _config(shape: DecoderShape, dtype: torch.dtype) -> dict[str, Any]:
     family = "Qwen2" if shape.qkv_bias else "Qwen3" if shape.head_norms else "Llama"
     rope = _rope(shape)
     scaling = {name: value for name, value in rope.items() if name != "rope_theta"}

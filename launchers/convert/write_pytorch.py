@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from lib.progress import Progress
-from source import Source
+from lib.progress import ProgressPrinter
+from source import CheckpointSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 
-def write(path: Path, source: Source, config: dict[str, Any], progress: Progress) -> None:
+def write(path: Path, source: CheckpointSource, config: dict[str, Any], progress: ProgressPrinter) -> None:
     """Write the file, which must not exist. The names are those of the source, with one tensor for each layer."""
     with FakeTensorMode():
         empty = {piece.name: torch.empty(piece.shape, dtype=piece.dtype) for piece in source.pieces}

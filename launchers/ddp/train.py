@@ -60,7 +60,7 @@ args = options.parse(parser)
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read from top to bottom
     """Train to the last epoch, or until a stop is requested. Returns the exit code."""
-    log = metrics.Metrics(args.run_dir, world)
+    log = metrics.MetricsFile(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
     log.say(
         f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {world.device.type}, seed {args.seed}"
@@ -200,7 +200,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
         loss, correct, seen = ranks.total(loss, correct, len(mine), world=world)
         return loss / seen, correct / seen
 
-    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    profile = metrics.ProfilerTrace(args.run_dir, world, args.profile_steps, args.profile_ranks)
     reports.progress.step(position["step"])
     trained, seconds = 0, 0.0  # images over all ranks and time in training steps, since this start
     while position["epoch"] < args.epochs:

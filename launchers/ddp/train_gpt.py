@@ -42,9 +42,9 @@ args = options.parse(parser)
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last step, or until a stop is requested. Returns the exit code."""
-    log = metrics.Metrics(args.run_dir, world)
+    log = metrics.MetricsFile(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
-    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    profile = metrics.ProfilerTrace(args.run_dir, world, args.profile_steps, args.profile_ranks)
     log.say(
         f"{world.ddp_world_size} ranks on {world.nodes} nodes, {world.backend}, {world.device.type}, seed {args.seed}"
     )

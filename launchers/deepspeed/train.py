@@ -42,9 +42,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     # DeepSpeed 0.19 calls functions by names that torch 2.13 warns about, at every call.
     warnings.filterwarnings("ignore", category=FutureWarning, module="torch.distributed")
 
-    log = metrics.Metrics(args.run_dir, world)
+    log = metrics.MetricsFile(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
-    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    profile = metrics.ProfilerTrace(args.run_dir, world, args.profile_steps, args.profile_ranks)
     deepspeed.init_distributed(dist_backend=world.backend)  # uses the existing process group
     # DeepSpeed's own file, read here only to see which parts it leaves to this program.
     config = json.loads(args.ds_config.read_text(encoding="utf-8"))

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from gate import HERE, address
 from relay import TOKEN
-from streams import Stream, meet
+from streams import MessageStream, meet
 
 
 class Done:
@@ -30,14 +30,14 @@ class AcrossGroup:
 
     def __init__(self, gate: tuple[str, int], token: str, here: range, seconds: float) -> None:
         self._gate, self._token, self._here, self._seconds = gate, token, here, seconds
-        self._streams: dict[int, Stream] = {}
+        self._streams: dict[int, MessageStream] = {}
         self._me, self._size = 0, 1
 
     def connect(self, name: str, groups: Sequence[int], me: int) -> None:
         """Connect to the same rank of these groups. me: the index of this group. name: of the meeting, the same in all groups."""
         self.abort()
         self._me, self._size = me, len(groups)
-        made: dict[int, Stream] = {}
+        made: dict[int, MessageStream] = {}
         failures: list[BaseException] = []
 
         def one(other: int) -> None:
@@ -46,7 +46,7 @@ class AcrossGroup:
             stream = f"{HERE if local else ''}{name}-{low}-{high}"
             try:
                 connection = meet(self._gate, self._token, stream, side, self._seconds)
-                made[other] = Stream(connection, self._token, stream, side, self._seconds)
+                made[other] = MessageStream(connection, self._token, stream, side, self._seconds)
             except Exception as error:  # noqa: BLE001 - raised below, in the caller's thread
                 failures.append(error)
 
@@ -115,7 +115,7 @@ class AcrossGroup:
         tensors[0].copy_(_tensor(self._stream(other).receive(), tensors[0]))
         return Done()
 
-    def _stream(self, other: int) -> Stream:
+    def _stream(self, other: int) -> MessageStream:
         if other not in self._streams:
             raise ConnectionError("not connected")
         return self._streams[other]

@@ -28,7 +28,7 @@ from relay import (
     PROOF_S,
     TOKEN,
     Meetings,
-    Refused,
+    PeerRefused,
     asked,
     fail,
     left_while,
@@ -99,11 +99,11 @@ class Gate:
     async def _first_bytes(self, reader: Reader, writer: Writer) -> bytes:
         """What a client sends first: clients of HTTP speak before the server.
 
-        Refused for one that stays silent: a stranger's connections cost none to the lighthouse. Of too many silent ones, the
+        PeerRefused for one that stays silent: a stranger's connections cost none to the lighthouse. Of too many silent ones, the
         oldest is closed.
         """
         if len(self._asking) > MOST_PROVED:
-            raise Refused("too many connections")
+            raise PeerRefused("too many connections")
         self._silent.append(writer)
         if len(self._silent) > MOST_UNPROVED:
             self._silent.popleft().transport.abort()
@@ -113,7 +113,7 @@ class Gate:
             if writer in self._silent:
                 self._silent.remove(writer)
         if not said:
-            raise Refused("no request")
+            raise PeerRefused("no request")
         return said
 
     async def _to_lighthouse(self) -> tuple[Reader, Writer]:
@@ -122,7 +122,7 @@ class Gate:
         answer, reader, writer = await asked(self._relay, self._token, f"meet {LIGHTHOUSE} b 5", 5)
         if answer != "met":
             writer.close()
-            raise Refused(answer)
+            raise PeerRefused(answer)
         return reader, writer
 
     async def serve_lighthouse(self) -> None:

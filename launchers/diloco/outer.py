@@ -24,8 +24,8 @@ import torch.distributed as dist
 from lib import host_copy
 from lib.ranks import Ranks
 from quantise import Average
-from quorum import Answer, Failed, Members, Seat
-from replica_group import Group
+from quorum import DaemonResult, MeetingFailed, Members, Seat
+from replica_group import ReplicaGroup
 from state import Globals, give_inner, local, take_inner
 from torch import nn
 
@@ -34,7 +34,7 @@ Record = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class OuterSettings:
     """`every` inner steps (H) average each of the `fragments` (F) once. An average takes `delay` of these steps."""
 
     steps: int  # inner steps of the whole training
@@ -68,7 +68,7 @@ class Settings:
             raise SystemExit(f"--overlap {self.delay} must be below sync-every / fragments, {self.interval}.")
 
 
-def ended(position: dict[str, int], settings: Settings) -> bool:
+def ended(position: dict[str, int], settings: OuterSettings) -> bool:
     """Whether all inner steps are done, and every fragment was averaged after the last one."""
     return position["step"] >= settings.steps and position["flushed"] >= settings.fragments
 
@@ -87,7 +87,7 @@ class Meeting:
         return self.weights[self.members.me]
 
 
-class DiLoCo:
+class OuterLoop:
     """The outer loop of one rank. `meanwhile` is called with the position while this rank waits for others, and may raise."""
 
     def __init__(  # noqa: PLR0917 - the parts of a rank
@@ -95,9 +95,9 @@ class DiLoCo:
         net: nn.Module,
         inner: list[torch.optim.Optimizer],
         seat: Seat,
-        group: Group,
+        group: ReplicaGroup,
         world: Ranks,
-        settings: Settings,
+        settings: OuterSettings,
         wire: torch.device,
         meanwhile: Callable[[dict[str, int]], None],
     ) -> None:
@@ -113,7 +113,7 @@ class DiLoCo:
         self.position = {"outer": 0, "step": 0, "committed": 0, "flushed": 0}
         self._behind = False  # this group's parameters differ from those of most groups: it takes theirs
         # With overlap: the meeting, the pseudo-gradient that it averages, and the mean, once the thread has it.
-        self._in_flight: tuple[Meeting, torch.Tensor, Answer[torch.Tensor]] | None = None
+        self._in_flight: tuple[Meeting, torch.Tensor, DaemonResult[torch.Tensor]] | None = None
         self._present: list[int] = []  # groups at the last outer step, to log who joined and left
         self._waited = {"quorum": 0.0, "average": 0.0}  # seconds since the last record
 
@@ -245,7 +245,7 @@ class DiLoCo:
                 # An all-gather of five int64 from every group. Only then is it known whether all have the same
                 # state.
                 rows = self._seat.gather([*mine, weight, step, int(waited * 1000)])
-            except Failed:
+            except MeetingFailed:
                 # A rank of this group lost its peer, or too few groups came.
                 self._seat.again()
                 continue
@@ -265,7 +265,7 @@ class DiLoCo:
         )
 
     def _finish(
-        self, meeting: Meeting, values: torch.Tensor | None = None, work: Answer[torch.Tensor] | None = None
+        self, meeting: Meeting, values: torch.Tensor | None = None, work: DaemonResult[torch.Tensor] | None = None
     ) -> Record | None:
         """Average, in as many meetings as needed, and step. None where in the end no group has a pseudo-gradient."""
         # `values` is kept from try to try, so that a failed average loses no inner steps.
@@ -279,7 +279,7 @@ class DiLoCo:
                 # Two phases: no group uses the average before all have it. Otherwise one group could step
                 # alone.
                 self._seat.confirm()
-            except Failed:
+            except MeetingFailed:
                 self._seat.again()
                 # The groups of the new meeting may be others. The average in flight is lost, so the next one starts anew.
                 meeting, work, meetings = self._meet(meeting.weight), None, meetings + 1
@@ -289,12 +289,12 @@ class DiLoCo:
                 return self._record(meeting, meetings)
         return None
 
-    def _launch(self, meeting: Meeting) -> tuple[Meeting, torch.Tensor, Answer[torch.Tensor]]:
+    def _launch(self, meeting: Meeting) -> tuple[Meeting, torch.Tensor, DaemonResult[torch.Tensor]]:
         """Start the average on a separate thread, and on a GPU on a separate stream."""
         values = self.globals.pseudo_gradient(self.fragment)  # a copy: inner steps may change the model meanwhile
         fragment, weights, me = self.fragment, meeting.weights, meeting.members.me
         if not values.is_cuda:
-            return meeting, values, Answer(lambda: self._average(fragment, values, weights, me))
+            return meeting, values, DaemonResult(lambda: self._average(fragment, values, weights, me))
 
         def average() -> torch.Tensor:
             torch.cuda.set_device(values.device)  # a new thread has GPU 0
@@ -305,12 +305,14 @@ class DiLoCo:
             return mean
 
         torch.cuda.current_stream().synchronize()  # `values` must be complete before another stream reads it
-        return meeting, values, Answer(average)
+        return meeting, values, DaemonResult(average)
 
-    def _averaged(self, meeting: Meeting, values: torch.Tensor, work: Answer[torch.Tensor] | None) -> torch.Tensor:
+    def _averaged(
+        self, meeting: Meeting, values: torch.Tensor, work: DaemonResult[torch.Tensor] | None
+    ) -> torch.Tensor:
         began = time.perf_counter()
         now = work.value if work else lambda: self._average(self.fragment, values, meeting.weights, meeting.members.me)
-        # together(): if one rank of the group loses its peer, all ranks get Failed and discard their parts.
+        # together(): if one rank of the group loses its peer, all ranks get MeetingFailed and discard their parts.
         mean = self._seat.together(now)
         self._waited["average"] += time.perf_counter() - began
         return mean

@@ -30,13 +30,13 @@ import torch
 import torch.distributed as dist
 from across import AcrossGroup
 from lib.ranks import Ranks
-from replica_group import Group
+from replica_group import ReplicaGroup
 from torch.distributed import TCPStore
 from torch.distributed.distributed_c10d import AllgatherOptions
 from torchft.checkpointing.pg_transport import PGTransport
 from torchft.coordination import LighthouseServer, ManagerClient, ManagerServer
 from torchft.process_group import ProcessGroup, ProcessGroupGloo, ProcessGroupNCCL
-from wire import Lost, traffic
+from wire import PeerLost, traffic
 
 T = TypeVar("T")
 FOREVER = timedelta(days=30)  # for a quorum; `meanwhile` of join() decides when the wait ends
@@ -45,7 +45,7 @@ CONNECT = timedelta(seconds=60)  # to find the lighthouse at the start
 MOST_FAILURES = 100
 
 
-class Failed(Exception):  # noqa: N818 - a way to continue, not an error
+class MeetingFailed(Exception):  # noqa: N818 - a way to continue, not an error
     """A step of a meeting failed on some rank of this group. The group has to meet again."""
 
 
@@ -63,7 +63,7 @@ class Members:
         return [int(replica.partition(":")[0]) for replica in self.replica_ids]
 
 
-class Answer(Generic[T]):
+class DaemonResult(Generic[T]):
     """The result of `work`, which runs on a separate daemon thread, so that it cannot keep the program from ending."""
 
     def __init__(self, work: Callable[[], T]) -> None:
@@ -104,7 +104,7 @@ class Seat:
 
     def __init__(
         self,
-        group: Group,
+        group: ReplicaGroup,
         world: Ranks,
         *,
         min_replicas: int,
@@ -153,7 +153,7 @@ class Seat:
             self._store.set(key, self._server.address())
         self._client = ManagerClient(self._store.get(key).decode(), connect_timeout=CONNECT)
 
-    def _own_lighthouse(self, group: Group) -> str:
+    def _own_lighthouse(self, group: ReplicaGroup) -> str:
         if group.count > 1:
             raise SystemExit("TORCHFT_LIGHTHOUSE is not set: it must name the lighthouse, as http://HOST:PORT.")
         self._lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=1)
@@ -167,7 +167,7 @@ class Seat:
         `meanwhile` is called during the wait, by all ranks of the group together, and may raise to leave.
         """
         # On a thread, because the call blocks, and this rank must notice a stop meanwhile.
-        answer = Answer(
+        answer = DaemonResult(
             lambda: self._client._quorum(
                 group_rank=self._world.ddp_rank,
                 step=outer_step,
@@ -186,7 +186,7 @@ class Seat:
         found = answer.value()
         if found.replica_world_size < self._min_replicas:  # the lighthouse has a smaller minimum
             time.sleep(1)
-            raise Failed(f"{found.replica_world_size} groups, of at least {self._min_replicas}")
+            raise MeetingFailed(f"{found.replica_world_size} groups, of at least {self._min_replicas}")
 
         def connect() -> None:
             with traffic():
@@ -257,7 +257,7 @@ class Seat:
         self._failures = self._in_a_row = 0
 
     def together(self, work: Callable[[], T]) -> T:
-        """Do `work` on this rank. If one rank of the group loses a peer, all ranks of the group raise Failed.
+        """Do `work` on this rank. If one rank of the group loses a peer, all ranks of the group raise MeetingFailed.
 
         Any other error is this program's own and ends it. MOST_FAILURES without an average between them end it, too.
         """
@@ -267,13 +267,13 @@ class Seat:
             result = work()
             # NCCL reports an error late, so errored() waits for the GPU. Gloo raises it in wait().
             failure = self.pg.errored() if self._connected else None
-        except Lost as error:
+        except PeerLost as error:
             failure = error
         if failure is not None:
             print(f"synchronisation failed on rank {self._world.ddp_rank}: {failure}", file=sys.stderr, flush=True)
             self._connected = ()
             self.pg.abort()  # lets the other groups notice at once
-        # Also a rank without a failure raises Failed, if another rank of its group has one.
+        # Also a rank without a failure raises MeetingFailed, if another rank of its group has one.
         if not self._all(failure is None):
             self._in_a_row += 1
             if self._in_a_row >= MOST_FAILURES:
@@ -282,7 +282,7 @@ class Seat:
                     f"{failure or 'it failed on another rank of this group'}"
                 )
             time.sleep(min(0.01 * self._in_a_row, 1.0))  # longer and longer, up to a second
-            raise Failed(str(failure or "on another rank of this group"))
+            raise MeetingFailed(str(failure or "on another rank of this group"))
         return result  # type: ignore[return-value]
 
     def again(self) -> None:

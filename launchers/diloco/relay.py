@@ -57,12 +57,12 @@ ASK_S = 60.0
 SILENT_S = 7 * 86_400.0
 
 
-class Refused(Exception):  # noqa: N818 - the end of one connection, not of the program
+class PeerRefused(Exception):  # noqa: N818 - the end of one connection, not of the program
     """The other end does not belong to this run, or breaks the protocol."""
 
 
 # Errors that end one connection and nothing else. Before Python 3.11 asyncio's TimeoutError is no OSError.
-ENDS = (OSError, Refused, asyncio.TimeoutError)
+ENDS = (OSError, PeerRefused, asyncio.TimeoutError)
 
 
 def proof(token: str, who: str, theirs: str, ours: str) -> str:
@@ -83,16 +83,16 @@ def steady(connection: socket.socket) -> None:
 
 
 async def line_of(reader: Reader) -> str:
-    """Read the next line. Refused if it is too long, or if more bytes follow: each end must wait for an answer."""
+    """Read the next line. PeerRefused if it is too long, or if more bytes follow: each end must wait for an answer."""
     got = b""
     while b"\n" not in got:
         more = await reader.read(LONGEST_LINE)
         got += more
         if not more or len(got) > LONGEST_LINE:
-            raise Refused("no end of a line")
+            raise PeerRefused("no end of a line")
     line, _, rest = got.partition(b"\n")
     if rest:
-        raise Refused("bytes after the end of the line")
+        raise PeerRefused("bytes after the end of the line")
     return line.decode("ascii", "replace")
 
 
@@ -104,17 +104,17 @@ async def opened(host: str, port: int) -> tuple[Reader, Writer]:
 
 
 async def asked(address: tuple[str, int], token: str, request: str, seconds: float) -> tuple[str, Reader, Writer]:
-    """Send a request to a relay; return its answer and the connection. OSError (also for a time-out) or Refused if it has none."""
+    """Send a request to a relay; return its answer and the connection. OSError or a time-out, or PeerRefused, if there is none."""
     reader, writer = await opened(*address)
     try:
         greeting = await asyncio.wait_for(_unbuffered_line(reader), PROOF_S)
         if not re.fullmatch(rf"{GREETING} [0-9a-f]{{32}}", greeting):
-            raise Refused("not a relay")
+            raise PeerRefused("not a relay")
         theirs, ours = greeting.rpartition(" ")[2], secrets.token_hex(16)
         writer.write(f"{ours} {proof(token, 'client', theirs, ours)}\n".encode())
         answer = await asyncio.wait_for(_unbuffered_line(reader), PROOF_S)
         if not hmac.compare_digest(answer, proof(token, "server", theirs, ours)):
-            raise Refused("not this run's relay")
+            raise PeerRefused("not this run's relay")
         writer.write(f"{request}\n".encode())
         return await asyncio.wait_for(_unbuffered_line(reader), seconds + PROOF_S), reader, writer
     except BaseException:
@@ -129,7 +129,7 @@ async def _unbuffered_line(reader: Reader) -> str:
     except ValueError:
         line = b""  # longer than the reader's buffer
     if not line.endswith(b"\n") or len(line) > LONGEST_LINE:
-        raise Refused("no end of a line")
+        raise PeerRefused("no end of a line")
     return line[:-1].decode("ascii", "replace")
 
 
@@ -155,7 +155,7 @@ async def _carry(reader: Reader, writer: Writer) -> None:
 # ---- the relay, and the part of a gate that is one ----
 
 
-class Waiting:
+class WaitingConnection:
     """A connection that waits for the other side of its meeting. met: the other side's reader, writer and result."""
 
     def __init__(self) -> None:
@@ -170,7 +170,7 @@ class Meetings:
         self, token: str, elsewhere: Callable[[str, str, float, Reader, Writer], Awaitable[bool]] | None = None
     ) -> None:
         self._token, self._elsewhere = token, elsewhere
-        self._waiting: dict[tuple[str, str], deque[Waiting]] = {}
+        self._waiting: dict[tuple[str, str], deque[WaitingConnection]] = {}
         self._unproved: deque[Writer] = deque()
         self.proved = 0
 
@@ -185,7 +185,7 @@ class Meetings:
             try:
                 await asyncio.wait_for(self._prove(reader, writer), PROOF_S)
                 if self.proved >= MOST_PROVED:
-                    raise Refused("too many connections wait")
+                    raise PeerRefused("too many connections wait")
                 proved = True
                 self.proved += 1
                 request = await asyncio.wait_for(line_of(reader), PROOF_S)
@@ -206,7 +206,7 @@ class Meetings:
         if not re.fullmatch("[0-9a-f]{32}", theirs) or not hmac.compare_digest(
             shown.encode(), proof(self._token, "client", ours, theirs).encode()
         ):
-            raise Refused("no proof")
+            raise PeerRefused("no proof")
         writer.write(f"{proof(self._token, 'server', ours, theirs)}\n".encode())
         await writer.drain()
 
@@ -222,7 +222,7 @@ class Meetings:
                 return
             await self._meet(wanted[1], wanted[2], seconds, reader, writer)
         else:
-            raise Refused("no request")
+            raise PeerRefused("no request")
 
     async def _meet(self, name: str, side: str, seconds: float, reader: Reader, writer: Writer) -> None:
         others = self._waiting.get((name, "b" if side == "a" else "a"), deque())
@@ -232,7 +232,7 @@ class Meetings:
                 other.met.set_result((reader, writer, ended))
                 if await ended:  # the task of the end that waited carries the bytes
                     return
-        mine = Waiting()
+        mine = WaitingConnection()
         queue = self._waiting.setdefault((name, side), deque())
         queue.append(mine)
         try:

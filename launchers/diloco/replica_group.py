@@ -21,7 +21,7 @@ AT = "at.json"  # in each checkpoint: outer, step, committed, flushed (see outer
 
 
 @dataclasses.dataclass(frozen=True)
-class Group:
+class ReplicaGroup:
     """A replica group. Its id counts from 0."""
 
     id: int  # REPLICA_GROUP_ID
@@ -38,10 +38,10 @@ class Group:
         return dataclasses.replace(world, ddp_rank=rank, ddp_world_size=world_size)  # its process groups stay
 
 
-def from_environment() -> Group:
+def from_environment() -> ReplicaGroup:
     """The group that the environment names. Without one: the only group."""
     # `or`: a variable that is set but empty counts as not set.
-    group = Group(int(os.environ.get("REPLICA_GROUP_ID") or 0), int(os.environ.get("NUM_REPLICA_GROUPS") or 1))
+    group = ReplicaGroup(int(os.environ.get("REPLICA_GROUP_ID") or 0), int(os.environ.get("NUM_REPLICA_GROUPS") or 1))
     if not 0 <= group.id < group.count:
         raise SystemExit(f"REPLICA_GROUP_ID {group.id} is not among NUM_REPLICA_GROUPS {group.count} (0 is the first).")
     return group
@@ -55,7 +55,7 @@ def agreed(value: Any, world: Ranks) -> Any:
     return box[0]
 
 
-def newest(folder: Path, group: Group, world: Ranks, saves: checkpoint.Checkpoints) -> Path | None:
+def newest(folder: Path, group: ReplicaGroup, world: Ranks, saves: checkpoint.Checkpoints) -> Path | None:
     """The checkpoint to start from: a sound one of the latest outer step. Of equal ones, this group's own."""
     best = saves.newest()  # a collective: the ranks check its files together
     # Rank 0 alone compares: on shared storage another rank may see older content, and choose otherwise.

@@ -15,7 +15,7 @@ import socket
 import struct
 import threading
 
-from relay import GREETING, LONGEST_LINE, PROOF_S, Refused, proof, steady
+from relay import GREETING, LONGEST_LINE, PROOF_S, PeerRefused, proof, steady
 
 # A message on the wire: head (16 bytes, big-endian), content, MAC.
 _HEAD = struct.Struct(">QQ")  # number and length of a message
@@ -31,13 +31,13 @@ def meet(address: tuple[str, int], token: str, name: str, side: str, seconds: fl
         steady(connection)
         greeting = _line_of(connection)  # ends with the gate's nonce, 32 hexadecimal digits
         if not re.fullmatch(rf"{GREETING} [0-9a-f]{{32}}", greeting):
-            raise Refused(f"{address[0]}:{address[1]} is not a gate of the kit")
+            raise PeerRefused(f"{address[0]}:{address[1]} is not a gate of the kit")
         # A proof covers both nonces, so that one from an earlier conversation is worth nothing.
         theirs, ours = greeting.rpartition(" ")[2], secrets.token_hex(16)
         connection.sendall(f"{ours} {proof(token, 'client', theirs, ours)}\n".encode())
         # compare_digest takes the same time wherever the two differ, so that timing does not help to guess.
         if not hmac.compare_digest(_line_of(connection).encode(), proof(token, "server", theirs, ours).encode()):
-            raise Refused(f"{address[0]}:{address[1]} is not this run's gate")
+            raise PeerRefused(f"{address[0]}:{address[1]} is not this run's gate")
         connection.sendall(f"meet {name} {side} {seconds:.0f}\n".encode())
         # The gate answers `nobody` after `seconds`. With the margin that answer comes before this socket's time-out.
         connection.settimeout(seconds + PROOF_S)
@@ -53,7 +53,7 @@ def _line_of(connection: socket.socket) -> str:
     """Read one line, and none of the bytes after it."""
     line = b""
     while not line.endswith(b"\n"):
-        # One byte at a time: the bytes after the line belong to the stream, and Stream must receive them.
+        # One byte at a time: the bytes after the line belong to the stream, and MessageStream must receive them.
         byte = connection.recv(1)
         if not byte or len(line) >= LONGEST_LINE:
             raise ConnectionResetError("the gate closed the connection")
@@ -61,7 +61,7 @@ def _line_of(connection: socket.socket) -> str:
     return line[:-1].decode("ascii", "replace")
 
 
-class Stream:
+class MessageStream:
     """A stream of messages in both directions. `send` does not wait. `flush` waits until the kernel has accepted all messages."""
 
     def __init__(self, connection: socket.socket, token: str, name: str, side: str, seconds: float) -> None:
@@ -92,7 +92,7 @@ class Stream:
             raise ConnectionResetError(f"the other group cannot be reached: {self._failure}") from self._failure
 
     def receive(self) -> bytes:
-        """Receive the next message. OSError if none comes in time or the connection is lost; Refused for a changed message."""
+        """Receive the next message. OSError if none comes in time or the connection is lost; PeerRefused for a changed message."""
         head = self._exactly(_HEAD.size)
         number, length = _HEAD.unpack(head)
         message = self._exactly(length)
@@ -100,7 +100,7 @@ class Stream:
         # Head and content: a changed length or number is noticed, too.
         expected = hmac.new(self._keys[self._other], head + message, hashlib.sha256).digest()
         if number != self._received or not hmac.compare_digest(shown, expected):
-            raise Refused("a message of another group was changed on its way")
+            raise PeerRefused("a message of another group was changed on its way")
         self._received += 1
         return message
 

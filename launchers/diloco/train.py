@@ -36,7 +36,7 @@ from lib import (
     text,
     whole_file,
 )
-from outer import DiLoCo, Record, Settings, ended
+from outer import OuterLoop, OuterSettings, Record, ended
 from quorum import Seat
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
@@ -81,7 +81,9 @@ class Leave(Exception):  # noqa: N818 - a way out, not an error
         self.why, self.signal = why, signal
 
 
-def waiting(world: ranks.Ranks, requests: stop.StopRequest, settings: Settings) -> Callable[[dict[str, int]], None]:
+def waiting(
+    world: ranks.Ranks, requests: stop.StopRequest, settings: OuterSettings
+) -> Callable[[dict[str, int]], None]:
     """A function that all ranks of the group call, with their position, while they wait for a quorum. It may raise Leave."""
     # stood: the position at the last progress. since, looked: seconds of the monotonic clock.
     stood, since, looked = {"outer": -1}, 0.0, 0.0
@@ -115,9 +117,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     group = replica_group.from_environment()
     # Each group logs and saves in its own folder: groups share no collective in which they could agree on files.
     folder = args.run_dir / group.folder
-    log = metrics.Metrics(folder, world)
+    log = metrics.MetricsFile(folder, world)
     requests = stop.StopRequest(folder, world)
-    profile = metrics.Profile(folder, world, args.profile_steps, args.profile_ranks)
+    profile = metrics.ProfilerTrace(folder, world, args.profile_steps, args.profile_ranks)
     ending = folder / "state" / "ended.json"
     if world.is_main_process:
         # A new start: the last one's end no longer counts.
@@ -183,7 +185,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     # DiLoCo (Douillard et al. 2023, arXiv 2311.08105): each group makes --sync-every inner steps on its own. Then the groups
     # average how far their parameters have moved, and an outer optimizer (SGD with Nesterov momentum) takes this mean as its
     # gradient. So the groups exchange parameters once in --sync-every steps, and not gradients in every step.
-    settings = Settings(
+    settings = OuterSettings(
         steps=args.steps,
         every=args.sync_every,
         fragments=args.fragments,
@@ -208,7 +210,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0912, PLR0915 - one job, read 
     # This rank's connections to the ranks of the same number in the other groups. These form one process group.
     seat = Seat(group, world, min_replicas=least, timeout=args.timeout, wire=wire, across=over_two_clusters)
     # Keeps a float32 copy of the parameters that all groups agree on, and averages with the other groups.
-    diloco = DiLoCo(net, inner, seat, group, world, settings, wire, waiting(world, requests, settings))
+    diloco = OuterLoop(net, inner, seat, group, world, settings, wire, waiting(world, requests, settings))
     log.say(
         f"group {group.id} of {group.count}: {world.ddp_world_size} ranks on {world.nodes} nodes, {args.inside}, {world.backend}, "
         f"{parameters:,} parameters, {len(train_set):,} windows of {args.context} tokens, seed {args.seed}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
-class Lost(Exception):  # noqa: N818 - a way to continue, not an error
+class PeerLost(Exception):  # noqa: N818 - a way to continue, not an error
     """A peer, or the connection to it, failed."""
 
 
@@ -16,4 +16,4 @@ def traffic() -> Iterator[None]:
         yield
     except Exception as error:
         # torch and torchft raise RuntimeError, TimeoutError, AssertionError and more, depending on how the peer died.
-        raise Lost(f"{type(error).__name__}: {error}") from error
+        raise PeerLost(f"{type(error).__name__}: {error}") from error

@@ -52,9 +52,9 @@ args = options.parse(parser)
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last step, or until a stop is requested. Returns the exit code."""
-    log = metrics.Metrics(args.run_dir, world)
+    log = metrics.MetricsFile(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
-    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    profile = metrics.ProfilerTrace(args.run_dir, world, args.profile_steps, args.profile_ranks)
     corpus = text.opened(args, world, log)
     train_set, test_set = corpus.train, corpus.test
     micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)

@@ -37,17 +37,17 @@ class ChatDataset:
             for part in prepared_set.PARTS
         }
 
-    def row(self, part: str, number: int) -> chats.Row:
+    def row(self, part: str, number: int) -> chats.TokenRow:
         """A chat's tokens and mask."""
         tokens, mask, bounds = self._columns[part]
         first, last = bounds[number : number + 2]
-        return chats.Row(tokens=tokens[first:last].tolist(), mask=mask[first:last].tolist())
+        return chats.TokenRow(tokens=tokens[first:last].tolist(), mask=mask[first:last].tolist())
 
-    def drawn(self, step: int, count: int, seed: int) -> list[chats.Row]:
+    def drawn(self, step: int, count: int, seed: int) -> list[chats.TokenRow]:
         """The rows of a step. Steps are counted from 0."""
         return [self.row("train", number) for number in self._order(step * count, count, seed)]
 
-    def held_out(self, most: int) -> list[chats.Row]:
+    def held_out(self, most: int) -> list[chats.TokenRow]:
         """The first held-out rows, `most` at most."""
         return [self.row("validation", number) for number in range(min(most, self.counts["validation"]))]
 
@@ -61,7 +61,7 @@ class ChatDataset:
             first += end - place
 
 
-def opened(args: argparse.Namespace, world: ranks.Ranks, log: metrics.Metrics) -> ChatDataset:
+def opened(args: argparse.Namespace, world: ranks.Ranks, log: metrics.MetricsFile) -> ChatDataset:
     """Open the chats of --data. Called by all ranks. Ends the program where --data cannot be used."""
     folder, told = ranks.by_first(lambda: made(args, args.run_dir / "data"), world)
     if not (folder / _MADE).is_file():
@@ -82,7 +82,7 @@ def made(args: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any]]:
     """The folder of the rows below `folder`, made where it is missing, and its description. Refused where chats cannot be used."""
     if not 0 < args.validation < 1:
         raise Refused(f"--validation {args.validation}: a share of the chats, above 0 and below 1")
-    layout = chats.Layout(chats.tokenizer(args.tokenizer, args.model), args.chat_template)
+    layout = chats.ChatLayout(chats.tokenizer(args.tokenizer, args.model), args.chat_template)
     options = [args.validation, args.seq_len, args.turns, args.skip_bad]
     told = hashlib.sha256(json.dumps([layout.digest, *options, _digest(args.data)]).encode()).hexdigest()
     target = folder / f"chats-{told[:16]}"
@@ -92,7 +92,7 @@ def made(args: argparse.Namespace, folder: Path) -> tuple[Path, dict[str, Any]]:
     return target, found
 
 
-def _make(args: argparse.Namespace, layout: chats.Layout, target: Path, told: str) -> None:
+def _make(args: argparse.Namespace, layout: chats.ChatLayout, target: Path, told: str) -> None:
     limit = int(args.validation * 2**64)
     rows = {part: (array("i"), array("B"), array("q", [0])) for part in prepared_set.PARTS}
     counts = dict.fromkeys((*prepared_set.PARTS, "bad", "long"), 0)
@@ -145,7 +145,7 @@ def _digest(source: Path) -> list[str]:
 
 
 @torch.no_grad()
-def test_loss(forward: nn.Module, rows: list[chats.Row], micro_batch: int, world: ranks.Ranks) -> float:
+def test_loss(forward: nn.Module, rows: list[chats.TokenRow], micro_batch: int, world: ranks.Ranks) -> float:
     """The mean loss over the tokens that the mask counts, the same on every layout. Called by all ranks.
 
     All ranks make the same number of forward passes, because a sharded model gathers its weights from all of them. A rank without
@@ -155,7 +155,7 @@ def test_loss(forward: nn.Module, rows: list[chats.Row], micro_batch: int, world
     summed = counted = 0.0
     for first in range(0, len(rows), micro_batch * world.ddp_world_size):
         mine = rows[first + world.ddp_rank * micro_batch :][:micro_batch]
-        batch = policy.rows(mine or [chats.Row(tokens=rows[0].tokens, mask=[0] * len(rows[0].mask))], world.device)
+        batch = policy.rows(mine or [chats.TokenRow(tokens=rows[0].tokens, mask=[0] * len(rows[0].mask))], world.device)
         losses = -policy.logprobs(forward(batch.tokens).float(), batch)
         summed += float((losses.double() * batch.mask).sum())
         counted += float(batch.mask.sum())

@@ -42,14 +42,14 @@ class BadChat(Exception):  # noqa: N818 - named like Refused, after the chat's s
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class TokenRow:
     """A sequence to train on. mask: 1 for each token that the loss counts, else 0."""
 
     tokens: list[int]
     mask: list[int]
 
 
-class Layout:
+class ChatLayout:
     """A tokenizer with a chat template: messages -> tokens."""
 
     def __init__(self, tokenizer: vocabulary.Vocabulary, template: str | None) -> None:
@@ -90,7 +90,7 @@ class Layout:
         self._check(messages)
         return self.tokenizer.chat(self.text(messages, ask=True))[0]
 
-    def row(self, messages: list[Message], turns: str = "every") -> Row:
+    def row(self, messages: list[Message], turns: str = "every") -> TokenRow:
         """The whole chat. The mask marks the assistant's turns, each with its end token; with turns "last" only the last turn."""
         self._check(messages)
         whole, answers = self.text(messages, ask=False), self._answers(messages, turns)
@@ -102,7 +102,7 @@ class Layout:
             mask.append(int(bool(waiting) and start >= waiting[-1][0]))
         if not any(mask):
             raise BadChat("the assistant's turns have no token")
-        return Row(tokens=ids, mask=mask)
+        return TokenRow(tokens=ids, mask=mask)
 
     def end(self) -> int:
         """The token that ends the assistant's turn, at which sampling stops. Refused where the template writes none."""
@@ -151,7 +151,7 @@ class Layout:
                 )
 
 
-def each(source: Path, layout: Layout, turns: str) -> Iterator[tuple[str, bytes, Row | BadChat]]:
+def each(source: Path, layout: ChatLayout, turns: str) -> Iterator[tuple[str, bytes, TokenRow | BadChat]]:
     """For each line of a file, or of a folder's .jsonl files: its place, its messages as bytes, and its row or what is wrong."""
     for where, record in records(source):
         if isinstance(record, Bad):

@@ -33,7 +33,7 @@ class Bad:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Piece:
+class FilePart:
     """A part of a file. first, last: bytes of a .jsonl, row groups of a .parquet, batches of an .arrow; 0 and 0: the whole file.
 
     size: bytes in the file. part: train or validation where the source names one, else empty.
@@ -47,7 +47,7 @@ class Piece:
     part: str = ""
 
 
-Unit = list[Piece]
+Unit = list[FilePart]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,7 +79,7 @@ def cut(sources: list[Path], *, ignored: list[str] | None = None) -> Cut:
     return Cut(files=files, units=units, size=total)
 
 
-def read(piece: Piece, key: str) -> Iterator[str | Bad]:
+def read(piece: FilePart, key: str) -> Iterator[str | Bad]:
     """The documents of a piece. key: of the text in a line or row. An unreadable document comes as Bad, in its place."""
     if piece.kind in PLAIN:
         yield Path(piece.path).read_bytes().decode(errors="replace")
@@ -97,7 +97,7 @@ def as_json(units: list[Unit]) -> Any:
 # ---- finding the files ----
 
 
-def _find_pieces(source: Path, ignored: list[str]) -> Iterator[Piece]:
+def _find_pieces(source: Path, ignored: list[str]) -> Iterator[FilePart]:
     if not source.exists():
         raise Refused(
             f"{source}: no such file or folder", hint="a path as the program sees it: mount it into the container"
@@ -119,7 +119,7 @@ def _find_pieces(source: Path, ignored: list[str]) -> Iterator[Piece]:
                 yield _whole_file(path)
 
 
-def _dataset(folder: Path, part: str) -> Iterator[Piece]:
+def _dataset(folder: Path, part: str) -> Iterator[FilePart]:
     """A dataset that datasets.Dataset.save_to_disk wrote: state.json lists its .arrow files in their order."""
     try:
         state = json.loads((folder / "state.json").read_text(encoding="utf-8"))
@@ -129,15 +129,15 @@ def _dataset(folder: Path, part: str) -> Iterator[Piece]:
         raise Refused(f"{folder}: not a dataset that load_from_disk reads: {error}") from None
 
 
-def _whole_file(path: Path, part: str = "") -> Piece:
-    return Piece(path=str(path), kind=_kind(path) or "", size=path.stat().st_size, part=part)
+def _whole_file(path: Path, part: str = "") -> FilePart:
+    return FilePart(path=str(path), kind=_kind(path) or "", size=path.stat().st_size, part=part)
 
 
 def _kind(path: Path) -> str | None:
     return next((suffix for suffix in PLAIN + LINES + ROWS if path.name.endswith(suffix)), None)
 
 
-def _split(piece: Piece, most: int) -> Iterator[Piece]:
+def _split(piece: FilePart, most: int) -> Iterator[FilePart]:
     """Cut a piece into parts of about `most` bytes, where the format allows it. A compressed .jsonl stays whole."""
     parts = -(-piece.size // most)
     if parts <= 1 or piece.kind in PLAIN or piece.kind in LINES[1:]:
@@ -148,7 +148,7 @@ def _split(piece: Piece, most: int) -> Iterator[Piece]:
     bounds = [count * number // parts for number in range(parts + 1)]
     for first, last in itertools.pairwise(bounds):
         share = piece.size * (last - first) // count
-        yield Piece(path=piece.path, kind=piece.kind, size=share, first=first, last=last, part=piece.part)
+        yield FilePart(path=piece.path, kind=piece.kind, size=share, first=first, last=last, part=piece.part)
 
 
 # ---- reading the files ----
@@ -165,13 +165,13 @@ def records(source: Path) -> Iterator[tuple[str, Any]]:
                 yield f"{piece.path}, line {number}", _parse_object(line)
 
 
-def _read_lines(piece: Piece, key: str) -> Iterator[str | Bad]:
+def _read_lines(piece: FilePart, key: str) -> Iterator[str | Bad]:
     for line, at in _raw_lines(piece):
         if line.strip():
             yield _parse_text(line, key, f"{piece.path}, byte {at}")
 
 
-def _raw_lines(piece: Piece) -> Iterator[tuple[bytes, int]]:
+def _raw_lines(piece: FilePart) -> Iterator[tuple[bytes, int]]:
     """The lines that begin in [first, last), each with the offset of its first byte."""
     with _open(piece) as file:
         if piece.first:  # skip a line that began earlier: its line break may be the byte before `first`
@@ -205,7 +205,7 @@ def _parse_text(line: bytes, key: str, where: str) -> str | Bad:
     return text if isinstance(text, str) else Bad(f"{where}: no text under {key!r} ({', '.join(list(made)[:8])})")
 
 
-def _open(piece: Piece) -> IO[bytes]:
+def _open(piece: FilePart) -> IO[bytes]:
     if piece.kind == ".jsonl.gz":
         return gzip.open(piece.path)
     if piece.kind == ".jsonl.zst":
@@ -222,7 +222,7 @@ def _zstd_errors() -> tuple[type[Exception], ...]:
     return (zstandard.ZstdError,)
 
 
-def _read_rows(piece: Piece, key: str) -> Iterator[str | Bad]:
+def _read_rows(piece: FilePart, key: str) -> Iterator[str | Bad]:
     pyarrow = imported("pyarrow", f"{piece.path} ({piece.kind})")
     try:
         for batch in _record_batches(piece, key):
@@ -232,7 +232,7 @@ def _read_rows(piece: Piece, key: str) -> Iterator[str | Bad]:
         raise Refused(f"{piece.path}: cannot be read to its end: {error}") from None
 
 
-def _record_batches(piece: Piece, key: str) -> Iterator[Any]:
+def _record_batches(piece: FilePart, key: str) -> Iterator[Any]:
     """The record batches of a piece, with the column `key`."""
     if piece.kind == ".parquet":
         file = imported("pyarrow.parquet", piece.path).ParquetFile(piece.path, memory_map=True)
@@ -248,7 +248,7 @@ def _record_batches(piece: Piece, key: str) -> Iterator[Any]:
                 yield batch
 
 
-def _count_batches(piece: Piece) -> int:
+def _count_batches(piece: FilePart) -> int:
     """The number of parts that a file can be read in: row groups, or record batches."""
     pyarrow = imported("pyarrow", f"{piece.path} ({piece.kind})")
     try:
@@ -260,6 +260,6 @@ def _count_batches(piece: Piece) -> int:
         raise Refused(f"{piece.path}: not a file that pyarrow reads: {error}") from None
 
 
-def _require_column(key: str, names: list[str], piece: Piece) -> None:
+def _require_column(key: str, names: list[str], piece: FilePart) -> None:
     if key not in names:
         raise Refused(f"{piece.path}: no column {key!r}", hint=f"--text-key, one of: {', '.join(names)}")

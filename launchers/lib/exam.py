@@ -41,7 +41,7 @@ def take(
 
 
 def final(
-    log: metrics.Metrics, world: ranks.Ranks, at: dict[str, Any], result: tuple[float, float], problems: int
+    log: metrics.MetricsFile, world: ranks.Ranks, at: dict[str, Any], result: tuple[float, float], problems: int
 ) -> None:
     """Write the last record of a program, after its last test. at: its step, and the results of the test before the first step."""
     reward, right = result

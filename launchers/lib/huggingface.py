@@ -46,7 +46,7 @@ _OUTSIDE_BLOCKS = {
 }
 
 
-def shape(folder: Path, *, context: int, vocabulary: int) -> model.Shape:
+def shape(folder: Path, *, context: int, vocabulary: int) -> model.GPTShape:
     """The model's shape. context: length of the sequences to train on. vocabulary: the data's, which the model's must hold."""
     config = _config(folder)
     kind = config.get("model_type")
@@ -70,7 +70,7 @@ def shape(folder: Path, *, context: int, vocabulary: int) -> model.Shape:
     }
     bias, norms = FAMILIES[kind]
     heads = config["num_attention_heads"]
-    return model.Shape(
+    return model.GPTShape(
         layers=config["num_hidden_layers"],
         heads=heads,
         dim=config["hidden_size"],
@@ -87,12 +87,12 @@ def shape(folder: Path, *, context: int, vocabulary: int) -> model.Shape:
     )
 
 
-def chosen(args: argparse.Namespace, vocabulary: int) -> model.Shape:
+def chosen(args: argparse.Namespace, vocabulary: int) -> model.GPTShape:
     """The shape that the options of a GPT program ask for: the one of --init-from, else of --layers, --heads and --dim."""
     if args.init_from is not None:
         return shape(args.init_from, context=args.context, vocabulary=vocabulary)
     size = {"layers": args.layers, "heads": args.heads, "dim": args.dim, "context": args.context}
-    return model.Shape(**size, vocabulary=vocabulary)
+    return model.GPTShape(**size, vocabulary=vocabulary)
 
 
 @torch.no_grad()
@@ -119,7 +119,7 @@ def setter(net: model.GPT, args: argparse.Namespace) -> Callable[[str, torch.Ten
     return copy_rows
 
 
-def reader(folder: Path, shape: model.Shape) -> Callable[[str, int, int], torch.Tensor]:
+def reader(folder: Path, shape: model.GPTShape) -> Callable[[str, int, int], torch.Tensor]:
     """A function that reads rows of a parameter of the GPT: name, first row, the row after the last -> tensor."""
     from safetensors import safe_open  # noqa: PLC0415 - only where weights are imported
 

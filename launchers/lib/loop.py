@@ -62,8 +62,8 @@ def set_pace(optimizer: Any, *, lr: float, weight_decay: float | None = None) ->
 
 def after_step(
     requests: stop.StopRequest,
-    log: metrics.Metrics,
-    profile: metrics.Profile,
+    log: metrics.MetricsFile,
+    profile: metrics.ProfilerTrace,
     save: Save,
     step: int,
     *,
@@ -81,7 +81,7 @@ def after_step(
 
 
 def stopped(
-    requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int
+    requests: stop.StopRequest, log: metrics.MetricsFile, profile: metrics.ProfilerTrace, save: Save, step: int
 ) -> int | None:
     """Save where a rank was asked to stop, and return the exit code. None: continue training."""
     number = requests.agreed()
@@ -89,7 +89,12 @@ def stopped(
 
 
 def leave(  # noqa: PLR0917 - in the order of `stopped`, with the signal first
-    number: int, requests: stop.StopRequest, log: metrics.Metrics, profile: metrics.Profile, save: Save, step: int
+    number: int,
+    requests: stop.StopRequest,
+    log: metrics.MetricsFile,
+    profile: metrics.ProfilerTrace,
+    save: Save,
+    step: int,
 ) -> int:
     """Save, and report the stop that signal `number` requested. Returns the exit code."""
     with reports.progress.phase("save"):
@@ -112,9 +117,9 @@ class Steps:
         self,
         args: argparse.Namespace,
         world: ranks.Ranks,
-        log: metrics.Metrics,
+        log: metrics.MetricsFile,
         requests: stop.StopRequest,
-        profile: metrics.Profile,
+        profile: metrics.ProfilerTrace,
         checkpoints: checkpoint.Checkpoints,
         save: Save,
         test: Callable[[], float],
@@ -183,7 +188,7 @@ def evaluate(  # noqa: PLR0917 - the parts of a step
     test: Callable[[], float],
     step: int,
     number: int,
-    log: metrics.Metrics,
+    log: metrics.MetricsFile,
     checkpoints: checkpoint.Checkpoints,
     save: Save,
     **more: float,
@@ -199,7 +204,7 @@ def evaluate(  # noqa: PLR0917 - the parts of a step
             save()
 
 
-def close(requests: stop.StopRequest, profile: metrics.Profile, save: Save) -> None:
+def close(requests: stop.StopRequest, profile: metrics.ProfilerTrace, save: Save) -> None:
     """Save the last checkpoint after the last step. Returns when it is on disk."""
     with reports.progress.phase("save"):
         save(last=True)

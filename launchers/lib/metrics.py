@@ -24,7 +24,7 @@ SCHEMA = 1
 _CURVES = {"step", "eval", "epoch", "outer", "rollouts", "test", "final"}
 
 
-class Metrics:
+class MetricsFile:
     """Appends records, so that a restarted run continues in the same file. `restart` in a record is the number of the start."""
 
     def __init__(self, run_dir: Path, world: Ranks | None = None) -> None:
@@ -174,7 +174,7 @@ class Speed:
         return most
 
 
-class Profile:
+class ProfilerTrace:
     """Writes a torch profiler trace of chosen steps on chosen ranks: <run folder>/profile/rank-<n>.json, for chrome://tracing."""
 
     def __init__(self, run_dir: Path, world: Ranks, steps: tuple[int, int] | None, ranks: set[int]) -> None:

@@ -47,7 +47,7 @@ class ConvNet(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shape:
+class GPTShape:
     """The size of a GPT, and its variant of Llama. `context`: the longest sequence, in tokens.
 
     kv_heads: None means as many as heads. head_dim: None means dim / heads. feed_forward: None means 4 x dim. norm_eps: None means
@@ -112,7 +112,7 @@ class Shape:
 class Block(nn.Module):
     """Causal self-attention, then a gated feed-forward part. Each is added to its input."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, shape: GPTShape) -> None:
         super().__init__()
         self.heads, self.keys, self.each = shape.heads, shape.keys, shape.each
         self.attention_norm = nn.RMSNorm(shape.dim, shape.norm_eps)
@@ -166,7 +166,7 @@ class Angles:
     sin: torch.Tensor
 
     @classmethod
-    def of(cls, shape: Shape, device: torch.device) -> "Angles":
+    def of(cls, shape: GPTShape, device: torch.device) -> "Angles":
         """The angles of all positions from 0. Computed on the CPU, so that every device has the same."""
         half = shape.each // 2
         rates = shape.rope_base ** (-torch.arange(half) / half)  # (D / 2,): radians per position, the fastest first
@@ -223,7 +223,9 @@ def together(documents: torch.Tensor) -> torch.Tensor:
 class GPT(nn.Module):
     """[batch, length] tokens -> [batch, length, vocabulary] logits; with targets, the mean cross-entropy instead."""
 
-    def __init__(self, shape: Shape, *, recompute: bool = False, apart: int | None = None, drawn: bool = True) -> None:
+    def __init__(
+        self, shape: GPTShape, *, recompute: bool = False, apart: int | None = None, drawn: bool = True
+    ) -> None:
         """recompute: compute activations again in backward. apart: the token after which no token attends to an earlier document.
 
         drawn: draw the first weights from torch's seed, but not on the meta device. False where a framework has cut the parameters.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .model import Shape
+    from .model import GPTShape
 
 
 def _environ(name: str, default: str) -> str:
@@ -232,11 +232,11 @@ TASK = ("problems", "reward", "reward_timeout", "max_tokens", "tokenizer", "chat
 POLICY_SHAPE = ("layers", "heads", "dim", "seq_len")  # of add_policy: a checkpoint given by --model has its own
 
 
-def shape(args: argparse.Namespace, vocabulary: int = 256) -> "Shape":
+def shape(args: argparse.Namespace, vocabulary: int = 256) -> "GPTShape":
     """The shape that these options ask for. vocabulary: the size of the data's."""
-    from .model import Shape  # noqa: PLC0415 - lib/prepare.py has these options and needs no torch
+    from .model import GPTShape  # noqa: PLC0415 - lib/prepare.py has these options and needs no torch
 
-    return Shape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.seq_len, vocabulary=vocabulary)
+    return GPTShape(layers=args.layers, heads=args.heads, dim=args.dim, context=args.seq_len, vocabulary=vocabulary)
 
 
 def cosine(warmup: int, steps: int, floor: float = 0.0) -> Callable[[int], float]:

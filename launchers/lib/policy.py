@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from . import huggingface, model, vocabulary
 from .cache import Cache
-from .chats import Row
+from .chats import TokenRow
 
 Weights = dict[str, torch.Tensor]
 
@@ -90,12 +90,12 @@ def batch(prompts: list[list[int]], completions: list[list[int]], device: torch.
     return rows([answered(*pair) for pair in zip(prompts, completions, strict=True)], device)
 
 
-def answered(prompt: list[int], completion: list[int]) -> Row:
+def answered(prompt: list[int], completion: list[int]) -> TokenRow:
     """A row of a prompt and its completion. The loss counts the completion."""
-    return Row(tokens=prompt + completion, mask=[0] * len(prompt) + [1] * len(completion))
+    return TokenRow(tokens=prompt + completion, mask=[0] * len(prompt) + [1] * len(completion))
 
 
-def rows(given: list[Row], device: torch.device) -> Batch:
+def rows(given: list[TokenRow], device: torch.device) -> Batch:
     """A batch of rows."""
     # (B, T + 1): the inputs are the first T tokens, the targets the last T.
     tokens, _ = _padded([row.tokens for row in given], device=device)
@@ -103,12 +103,12 @@ def rows(given: list[Row], device: torch.device) -> Batch:
     return Batch(tokens=tokens[:, :-1], targets=tokens[:, 1:], mask=mask[:, 1:].float())
 
 
-def packed(given: list[Row], device: torch.device, *, most: int) -> Batch:
+def packed(given: list[TokenRow], device: torch.device, *, most: int) -> Batch:
     """A batch of rows, several of them one after another in each row of the batch, which has `most` tokens at most.
 
     The longest first, each where it first fits, so that little is padded. A row's last token is a target only, as in rows().
     """
-    bins: list[list[Row]] = []
+    bins: list[list[TokenRow]] = []
     room: list[int] = []
     for row in sorted(given, key=lambda row: len(row.tokens), reverse=True):
         length = len(row.tokens) - 1
@@ -153,10 +153,10 @@ def described(net: model.GPT) -> dict[str, int]:
 
 def built(shape: dict[str, int]) -> model.GPT:
     """A new model of a shape that `described` returned."""
-    return model.GPT(model.Shape(**shape))
+    return model.GPT(model.GPTShape(**shape))
 
 
-def begun(checkpoint: Path | None, shape: model.Shape) -> model.GPT:
+def begun(checkpoint: Path | None, shape: model.GPTShape) -> model.GPT:
     """The policy that training starts from: a checkpoint's, whatever its shape, or without a checkpoint a new one of this shape.
 
     checkpoint: of launchers/rl or launchers/sft, or a Hugging Face folder (lib/huggingface.py). With a checkpoint, only the context
@@ -177,7 +177,7 @@ def begun(checkpoint: Path | None, shape: model.Shape) -> model.GPT:
 
 
 @torch.no_grad()
-def _imported(folder: Path, wanted: model.Shape) -> model.GPT:
+def _imported(folder: Path, wanted: model.GPTShape) -> model.GPT:
     net = model.GPT(huggingface.shape(folder, context=wanted.context, vocabulary=wanted.vocabulary), drawn=False)
     read = huggingface.reader(folder, net.shape)
     for name, parameter in net.named_parameters():

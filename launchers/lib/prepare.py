@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 
 from . import documents, options, shards, vocabulary
 from .faults import Refused, tell
-from .prepared_set import COUNTS, FORMAT, PARTS, VERSION, Place, described_at, said
-from .progress import Progress
+from .prepared_set import COUNTS, FORMAT, PARTS, VERSION, StagedSet, described_at, said
+from .progress import ProgressPrinter
 
 REFUSED = 7
 _BATCH = 1 << 20  # characters that are tokenized together
@@ -39,7 +39,7 @@ _WORTH = 8 << 20  # bytes for which one more process is worth its start
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Order:
+class SetOrder:
     """A set to prepare. held_out: the share of documents for validation. end: see vocabulary.opened."""
 
     sources: tuple[str, ...]
@@ -59,10 +59,10 @@ class Order:
 # ---- one unit, in its own process ----
 
 
-class Worker:
+class ShardWorker:
     """Makes the shards of units. A unit is done when its .json exists, and is not made again."""
 
-    def __init__(self, order: Order, work: Path) -> None:
+    def __init__(self, order: SetOrder, work: Path) -> None:
         self._order, self._work = order, work
         self._tokenizer = vocabulary.opened(order.tokenizer, order.end)
 
@@ -126,17 +126,17 @@ def mended(text: str) -> tuple[str, bytes]:
         return whole, whole.encode()
 
 
-_worker: Worker
+_worker: ShardWorker
 
 
-def _start_worker(order: Order, work: Path, parent: int) -> None:
+def _start_worker(order: SetOrder, work: Path, parent: int) -> None:
     global _worker  # noqa: PLW0603 - one for each process of the pool
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: end with the parent
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if os.getppid() != parent:
         os._exit(1)
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # a process for each core is enough
-    _worker = Worker(order, work)
+    _worker = ShardWorker(order, work)
 
 
 def _make_unit(number: int, unit: documents.Unit) -> dict[str, Any]:
@@ -147,7 +147,13 @@ def _make_unit(number: int, unit: documents.Unit) -> dict[str, Any]:
 
 
 def prepare(
-    order: Order, target: Path, *, processes: int, progress: Progress, force: bool = False, reuse: bool = False
+    order: SetOrder,
+    target: Path,
+    *,
+    processes: int,
+    progress: ProgressPrinter,
+    force: bool = False,
+    reuse: bool = False,
 ) -> dict[str, Any]:
     """Make the folder `target`, and return its prepared.json. reuse: keep a folder that was made from the same."""
     tokenizer = vocabulary.opened(order.tokenizer, order.end)
@@ -156,7 +162,7 @@ def prepare(
     if ignored:
         progress.warn(f"{len(ignored)} files are of no kind that is read, and are left out: {_shortened(ignored)}")
     described = order.described(tokenizer, whole.files)
-    with Place(target, described, force=force, reuse=reuse) as place:
+    with StagedSet(target, described, force=force, reuse=reuse) as place:
         if place.is_done:
             return described_at(target)
         with progress.counting("tokenizing", whole.size) as advance:
@@ -167,7 +173,9 @@ def prepare(
     return made
 
 
-def _make_units(order: Order, work: Path, units: list[documents.Unit], processes: int, advance: Any) -> Iterator[Any]:
+def _make_units(
+    order: SetOrder, work: Path, units: list[documents.Unit], processes: int, advance: Any
+) -> Iterator[Any]:
     """The record of each unit as it is done. Units that an earlier start has done come first."""
     left = []
     for number, unit in enumerate(units):
@@ -179,7 +187,7 @@ def _make_units(order: Order, work: Path, units: list[documents.Unit], processes
             left.append((number, unit))
     processes = min(processes, len(left), 1 + sum(piece.size for _, unit in left for piece in unit) // _WORTH)
     if processes <= 1:
-        worker = Worker(order, work)
+        worker = ShardWorker(order, work)
         for number, unit in left:
             yield worker.make(number, unit)
             advance(sum(piece.size for piece in unit))
@@ -205,7 +213,7 @@ def _make_units(order: Order, work: Path, units: list[documents.Unit], processes
 
 
 def _summary(
-    order: Order,
+    order: SetOrder,
     tokenizer: vocabulary.Vocabulary,
     whole: documents.Cut,
     records: list[dict[str, Any]],
@@ -236,7 +244,7 @@ def _summary(
     }
 
 
-def _check(made: dict[str, Any], order: Order) -> None:
+def _check(made: dict[str, Any], order: SetOrder) -> None:
     for part, hint in (("train", "--validation 0.05"), ("validation", "more documents, or --validation 0.2")):
         if not made["tokens"][part] and (part == "train" or order.held_out):
             raise Refused(
@@ -252,11 +260,11 @@ def _shortened(names: list[str]) -> str:
 # ---- the program ----
 
 
-def order_of(args: argparse.Namespace, sources: list[str]) -> Order:
+def order_of(args: argparse.Namespace, sources: list[str]) -> SetOrder:
     """The order that these options give."""
     if not 0 <= args.validation < 1:
         raise Refused(f"--validation {args.validation}: a share of the documents, from 0 to below 1")
-    return Order(
+    return SetOrder(
         sources=tuple(sources),
         tokenizer=args.tokenizer or vocabulary.BYTES,
         end=args.separator,
@@ -286,7 +294,7 @@ def main() -> int:
     args = parse()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, _exit_on_signal)
-    progress, began = Progress(as_json=args.json_lines), time.perf_counter()
+    progress, began = ProgressPrinter(as_json=args.json_lines), time.perf_counter()
     try:
         order = order_of(args, args.sources)
         made = prepare(order, args.to, processes=args.processes, progress=progress, force=args.force, reuse=args.reuse)

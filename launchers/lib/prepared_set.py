@@ -17,7 +17,7 @@ PARTS = ("train", "validation")
 COUNTS = ("empty", "bad", "mended")
 
 
-class Place:
+class StagedSet:
     """Makes the folder `target` in .NAME.preparing next to it. Refuses a second preparation of the same name at the same time."""
 
     def __init__(self, target: Path, described: dict[str, Any], *, force: bool, reuse: bool) -> None:
@@ -25,7 +25,7 @@ class Place:
         self.work = self._target.with_name(f".{self._target.name}.preparing")
         self.is_done = False
 
-    def __enter__(self) -> "Place":
+    def __enter__(self) -> "StagedSet":
         if self._target.exists():
             if not (self._target / FILE).is_file():
                 raise Refused(

@@ -10,7 +10,7 @@ from typing import Any
 _EVERY_S = 0.5, 5.0  # as JSON, as text
 
 
-class Progress:
+class ProgressPrinter:
     """as_json: one object per line, {"stage", "total"}, {"done"} or {"warning"}; sizes in bytes."""
 
     def __init__(self, *, as_json: bool) -> None:

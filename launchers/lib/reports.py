@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Protocol
 
 
-class Progress(Protocol):
+class StepReporter(Protocol):
     """Reports the program's progress to the kit: see kit_rank."""
 
     def step(self, done: int) -> None: ...
@@ -23,9 +23,9 @@ class _Silent:
         yield
 
 
-def _progress() -> Progress:
+def _progress() -> StepReporter:
     try:
-        found: Progress = import_module("kit_rank").progress
+        found: StepReporter = import_module("kit_rank").progress
     except ImportError:
         return _Silent()
     return found

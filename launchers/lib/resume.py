@@ -68,7 +68,7 @@ def begun(
     args: argparse.Namespace,
     world: Ranks,
     now: Told,
-    log: metrics.Metrics,
+    log: metrics.MetricsFile,
     *,
     equal: Iterable[str] = (),
     in_memory: InMemory | None = None,
@@ -90,7 +90,7 @@ def begun(
     return checkpoints, resume_from
 
 
-def say(log: metrics.Metrics, resume_from: Path | None, step: int) -> None:
+def say(log: metrics.MetricsFile, resume_from: Path | None, step: int) -> None:
     """Record that the program continues from a checkpoint; None: in memory, of which kit_memory adds the event."""
     where = str(resume_from or "memory")
     log.record("resumed", f"resumed from {where}, step {step}", step=step, path=where)
@@ -98,7 +98,7 @@ def say(log: metrics.Metrics, resume_from: Path | None, step: int) -> None:
         reports.resumed(step)
 
 
-def check(resume_from: Path, now: Told, world: Ranks, log: metrics.Metrics, *, equal: Iterable[str] = ()) -> None:
+def check(resume_from: Path, now: Told, world: Ranks, log: metrics.MetricsFile, *, equal: Iterable[str] = ()) -> None:
     """End the program if it cannot continue from `resume_from`; else log the options that differ.
 
     equal: names of further options that must be equal. Called by all ranks. The first rank compares and prints.

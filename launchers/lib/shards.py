@@ -25,7 +25,7 @@ _TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.
 
 
 @dataclass(frozen=True, kw_only=True)
-class Index:
+class ShardIndex:
     """The content of a .idx. lengths: tokens of each sequence, int32. bounds: first sequence of each document, then the total."""
 
     dtype: np.dtype[Any]
@@ -92,7 +92,7 @@ class Writer:
             _to_disk(file)
 
 
-def index(prefix: Path) -> Index:
+def index(prefix: Path) -> ShardIndex:
     """Read NAME.idx and check it against NAME.bin. Refused where either is missing, incomplete, or of another format."""
     path, tokens = prefix.with_name(f"{prefix.name}.idx"), prefix.with_name(f"{prefix.name}.bin")
     try:
@@ -112,7 +112,7 @@ def index(prefix: Path) -> Index:
         )
     lengths: Tokens = np.memmap(path, np.int32, "r", _HEADER.size, (sequences,)) if sequences else np.zeros(0, np.int32)
     first = _HEADER.size + 12 * sequences
-    made = Index(
+    made = ShardIndex(
         dtype=np.dtype(_TYPES[number]), lengths=lengths, bounds=np.memmap(path, np.int64, "r", first, (bounds,))
     )
     if held != made.tokens * made.dtype.itemsize:

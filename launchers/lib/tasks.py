@@ -132,7 +132,7 @@ class _Reader:
 
     def __init__(self, tokenizer: vocabulary.Vocabulary, args: argparse.Namespace) -> None:
         self._tokenizer, self._args = tokenizer, args
-        self._layout: chats.Layout | None = None
+        self._layout: chats.ChatLayout | None = None
         self._has_text = False
 
     @property
@@ -145,7 +145,7 @@ class _Reader:
         if isinstance(problem, Bad):
             raise chats.BadChat(problem.why)
         if "messages" in problem:
-            self._layout = self._layout or chats.Layout(self._tokenizer, self._args.chat_template)
+            self._layout = self._layout or chats.ChatLayout(self._tokenizer, self._args.chat_template)
         elif isinstance(problem.get("prompt"), str):
             self._has_text = True
         else:

@@ -21,7 +21,7 @@ from torch.utils.data import Dataset
 
 from . import metrics, prepare, prepared_set, shards, vocabulary
 from .faults import Refused
-from .progress import Progress
+from .progress import ProgressPrinter
 from .ranks import Ranks, by_first
 
 HELD_OUT = 20  # one document in 20 of each of Megatron's files is held out, from its end
@@ -29,7 +29,7 @@ MOST = 2 << 30  # bytes of text that a training run tokenizes itself, at most
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream:
+class TokenRange:
     """A range of tokens in a .bin: [first, first + count)."""
 
     path: Path
@@ -41,7 +41,7 @@ class Stream:
 class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
     """Windows of `context` tokens (int64), and the same shifted by one, from streams that are read as one."""
 
-    def __init__(self, streams: list[Stream], context: int, size: int) -> None:
+    def __init__(self, streams: list[TokenRange], context: int, size: int) -> None:
         self._streams, self._context, self._size = streams, context, size
         self._ends = list(itertools.accumulate(stream.count for stream in streams))
         self._mapped: dict[int, vocabulary.Tokens] = {}
@@ -99,15 +99,15 @@ class Corpus:
 class _TextSource:
     """The text as the first rank found or made it."""
 
-    train: list[Stream]
-    test: list[Stream]
+    train: list[TokenRange]
+    test: list[TokenRange]
     size: int
     end: int | None
     told: str
     said: str
 
 
-def opened(args: argparse.Namespace, world: Ranks, log: metrics.Metrics, folder: Path | None = None) -> Corpus:
+def opened(args: argparse.Namespace, world: Ranks, log: metrics.MetricsFile, folder: Path | None = None) -> Corpus:
     """Open the text of the options. Called by all ranks. Ends the program where --data cannot be used. folder: for new files."""
     found = by_first(lambda: _find_text(args, (folder or args.run_dir) / "data", log.say), world)
     return _corpus(args, found, log.say)
@@ -165,7 +165,7 @@ def _find_text(args: argparse.Namespace, own: Path, say: Callable[[str], None]) 
     return _prepared_source(own, args)
 
 
-class _RunProgress(Progress):
+class _RunProgress(ProgressPrinter):
     """Prints progress as lines of the run, and nothing for work that is quickly done."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -186,14 +186,14 @@ def _prepared_source(folder: Path, args: argparse.Namespace) -> _TextSource:
             hint="leave it out",
         )
     width = np.dtype(made["dtype"]).itemsize
-    streams: dict[str, list[Stream]] = {}
+    streams: dict[str, list[TokenRange]] = {}
     for part in prepared_set.PARTS:
         streams[part] = []
         for one in made["shards"][part]:
             path = folder / f"{one['name']}.bin"
             if not path.is_file() or path.stat().st_size != one["tokens"] * width:
                 raise Refused(f"{path}: missing or cut off", hint="prepare it again")
-            streams[part].append(Stream(path=path.absolute(), dtype=made["dtype"], first=0, count=one["tokens"]))
+            streams[part].append(TokenRange(path=path.absolute(), dtype=made["dtype"], first=0, count=one["tokens"]))
     return _TextSource(
         train=streams["train"],
         test=streams["validation"],
@@ -230,9 +230,9 @@ def _megatron_source(prefixes: list[Path], args: argparse.Namespace) -> _TextSou
         kept = last - max(1, round(last / HELD_OUT)) if last > 1 else last
         cut = int(index.lengths[: index.bounds[kept]].sum(dtype=np.int64))
         path = prefix.with_name(f"{prefix.name}.bin").absolute()
-        train.append(Stream(path=path, dtype=index.dtype.name, first=0, count=cut))
+        train.append(TokenRange(path=path, dtype=index.dtype.name, first=0, count=cut))
         if index.tokens > cut:
-            test.append(Stream(path=path, dtype=index.dtype.name, first=cut, count=index.tokens - cut))
+            test.append(TokenRange(path=path, dtype=index.dtype.name, first=cut, count=index.tokens - cut))
         summed.update(prefix.with_name(f"{prefix.name}.idx").read_bytes())
         documents, held = documents + kept, held + last - kept
     told = f"sha256:{summed.hexdigest()} of .idx"

@@ -20,7 +20,7 @@ class Tracker(Protocol):
         """Send the numbers of a record at a step."""
 
 
-class TensorBoard:
+class TensorBoardTracker:
     """Writes event files below <run folder>/tensorboard, one for each start. `tensorboard --logdir` shows them as one run."""
 
     def __init__(self, folder: Path) -> None:
@@ -43,7 +43,7 @@ class TensorBoard:
         self._writer.flush()
 
 
-class WandB:
+class WandBTracker:
     """Logs to the run WANDB_RUN_ID at Weights & Biases. With WANDB_MODE=offline: to files below WANDB_DIR, for `wandb sync`."""
 
     def __init__(self, part: str) -> None:
@@ -73,8 +73,8 @@ def asked_for(run_dir: Path) -> list[Tracker]:
     """The trackers that the job asks for. run_dir: the folder that the program reports into."""
     found: list[Tracker] = []
     if os.environ.get("KIT_TENSORBOARD") == "1":
-        found.append(TensorBoard(run_dir / "tensorboard"))
+        found.append(TensorBoardTracker(run_dir / "tensorboard"))
     if os.environ.get("KIT_WANDB") == "1":
         whole = Path(os.environ.get("KIT_RUN_DIR") or run_dir)
-        found.append(WandB("" if run_dir == whole else run_dir.name))
+        found.append(WandBTracker("" if run_dir == whole else run_dir.name))
     return found

@@ -85,14 +85,14 @@ parser.add_argument("--precision", choices=("fp32", "bf16"), default="fp32")
 args = options.parse(parser)
 
 
-def begun(vocabulary: int) -> model.Shape:
+def begun(vocabulary: int) -> model.GPTShape:
     """The shape of the model: that of --init-from, else the one of --layers, --heads, --kv-heads and --dim.
 
     --init-from also overwrites these four options. vocabulary: the size of the data's vocabulary.
     """
     if args.init_from is None:
         size = {"layers": args.layers, "heads": args.heads, "dim": args.dim, "context": args.context}
-        return model.Shape(**size, vocabulary=vocabulary, kv_heads=args.kv_heads, norm_eps=NORM_EPS)
+        return model.GPTShape(**size, vocabulary=vocabulary, kv_heads=args.kv_heads, norm_eps=NORM_EPS)
     shape = huggingface.shape(args.init_from, context=args.context, vocabulary=vocabulary)
     if shape.rope_scaling is not None and shape.rope_scaling[1:] != LLAMA3:
         raise SystemExit(f"{args.init_from}: megatron.core takes Llama 3's scaled positions only with {LLAMA3}.")
@@ -129,7 +129,7 @@ def check_layout(world_size: int) -> int:
     return world_size // model_parallel
 
 
-def make_model(world: ranks.Ranks, shape: model.Shape) -> DistributedDataParallel:
+def make_model(world: ranks.Ranks, shape: model.GPTShape) -> DistributedDataParallel:
     """This rank's stage and shard of the model, wrapped for data parallel training."""
     half = args.precision == "bf16"
     on_gpu = world.device.type == "cuda"
@@ -277,9 +277,9 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
         begun(0)  # sets the model's own shape, with which the layout is checked
     # Before Megatron makes its groups: a layout that cannot work ends here, and not in a collective that waits.
     data_parallel = check_layout(world.ddp_world_size)
-    log = metrics.Metrics(args.run_dir, world)
+    log = metrics.MetricsFile(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
-    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    profile = metrics.ProfilerTrace(args.run_dir, world, args.profile_steps, args.profile_ranks)
     # Makes the process groups. Tensor ranks are neighbours, on one node where possible: they all-reduce activations in
     # every layer. Pipeline stages only send activations to the next stage, and data parallel ranks all-reduce gradients
     # once a step.
@@ -460,7 +460,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     return steps.end()
 
 
-def counted(shape: model.Shape) -> tuple[int, float]:
+def counted(shape: model.GPTShape) -> tuple[int, float]:
     """Weights of the whole model; its operations per token, forward and backward: PaLM's 6 N + 12 L H Q T (appendix B).
 
     N leaves out the embedding, because it is a table and not a matrix product.

@@ -34,7 +34,7 @@ _IN_LAYER = {
 
 
 @torch.no_grad()
-def put(net: GPTModel, folder: Path, shape: model.Shape) -> None:
+def put(net: GPTModel, folder: Path, shape: model.GPTShape) -> None:
     """Set this rank's parameters, one after the other."""
     read = huggingface.reader(folder, shape)
     # Of --tp alone: named_parameters() has the stage's layers only, and data and context parallel ranks hold the same.
@@ -55,7 +55,7 @@ def renamed(name: str, net: GPTModel) -> str:
     return f"blocks.{net.decoder.layers[int(number)].layer_number - 1}.{_IN_LAYER[rest]}"
 
 
-def rows(name: str, shape: model.Shape) -> int:
+def rows(name: str, shape: model.GPTShape) -> int:
     """The number of rows of a whole parameter of the GPT."""
     last = name.rpartition(".")[0].rpartition(".")[2]  # blocks.7.qkv.weight -> qkv
     # Letters as in lib/model.py. embedding and head are (V, C), gate_up is (2F, C), qkv is ((H + 2K) * D, C).
@@ -64,7 +64,7 @@ def rows(name: str, shape: model.Shape) -> int:
     return known.get(last, shape.dim)  # attention_out (C, H * D), down (C, F), other norms (C,)
 
 
-def cut(name: str, whole: torch.Tensor, shape: model.Shape, rank: int, ranks: int) -> torch.Tensor:
+def cut(name: str, whole: torch.Tensor, shape: model.GPTShape, rank: int, ranks: int) -> torch.Tensor:
     """The part of a parameter that a tensor parallel rank holds, in Megatron's order. name: without its block."""
     if name.startswith("qkv."):
         # queries (H * D, C), keys (K * D, C), values (K * D, C); a bias has no C

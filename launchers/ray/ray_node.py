@@ -122,7 +122,7 @@ def descendants(top: int) -> Iterator[int]:
         found = [child for pid in found for child in children.get(pid, [])]
 
 
-class Folder:
+class RayFolder:
     """A folder on this node for Ray's sockets and logs, of the same name on all nodes. The last process that uses it removes it.
 
     Each process holds a lock while it uses the folder. A start removes folders without a lock: their processes were killed.
@@ -172,11 +172,11 @@ def remove_unlocked(folder: Path) -> None:
 
 
 @dataclass
-class Node:
+class RayNode:
     """Ray on this node. name: Slurm's name of the node. signals: those that arrived and were not yet passed on."""
 
     options: argparse.Namespace
-    folder: Folder
+    folder: RayFolder
     processes: Processes
     name: str
     run: Path
@@ -264,7 +264,7 @@ def timeout() -> float:
     return float(os.environ.get("RAY_START_TIMEOUT_S", "300"))
 
 
-def head(node: Node, program: Sequence[str]) -> int:
+def head(node: RayNode, program: Sequence[str]) -> int:
     """Start the cluster, wait for the others, run the program."""
     address = os.environ["KIT_ROLE_RAY_HEAD_ADDR"]
     ports = {name: os.environ[f"KIT_ROLE_RAY_HEAD_PORT_{name.upper()}"] for name in ("gcs", "dashboard", "client")}
@@ -301,7 +301,7 @@ def publish(file: Path) -> None:
     new.replace(file)
 
 
-def follow(node: Node, argv: Sequence[str], env: Mapping[str, str]) -> int:
+def follow(node: RayNode, argv: Sequence[str], env: Mapping[str, str]) -> int:
     """Run a program while Ray runs, and pass signals on to it. Return its exit code. RayError if Ray ends first."""
     if node.signals:
         return 128 + node.signals[0]
@@ -325,7 +325,7 @@ def follow(node: Node, argv: Sequence[str], env: Mapping[str, str]) -> int:
     return code
 
 
-def worker(node: Node) -> int:
+def worker(node: RayNode) -> int:
     """Join the head, and stay until it ends. After a TERM, which Slurm sends to all nodes, the program may still save."""
     end = time.monotonic() + timeout()
     while not node.token_file.exists():
@@ -381,11 +381,11 @@ def main(words: Sequence[str]) -> int:
     parent = Path(os.environ.get("RAY_TMPDIR", "/tmp"))
     processes = Processes()
     try:
-        folder = Folder(parent, os.environ["SLURM_JOB_ID"], os.environ["KIT_ATTEMPT"])
+        folder = RayFolder(parent, os.environ["SLURM_JOB_ID"], os.environ["KIT_ATTEMPT"])
     except (RayError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    node = Node(options, folder, processes, name, Path(os.environ["KIT_RUN_DIR"]), signals=signals)
+    node = RayNode(options, folder, processes, name, Path(os.environ["KIT_RUN_DIR"]), signals=signals)
     try:
         code = head(node, program) if options.role == "head" else worker(node)
         if code == NOT_READY:

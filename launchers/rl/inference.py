@@ -44,31 +44,31 @@ parser.add_argument(
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class CompletionRequest:
     """A request that waits for a worker. asked: the values that all requests of a batch must share."""
 
     prompts: list[list[int]]  # token ids
     asked: dict[str, Any]  # arguments of policy.sample: count, max_tokens, temperature, end
     # Set by a worker's thread. Completions: a list for each prompt, with `count` of them.
-    answer: Future[tuple["Weights", list[list[policy.Completion]]]] = field(default_factory=Future)
+    answer: Future[tuple["WeightsVersion", list[list[policy.Completion]]]] = field(default_factory=Future)
 
 
-class Waiting:
+class RequestQueue:
     """The requests that no worker has taken yet."""
 
     def __init__(self) -> None:
-        self._requests: collections.deque[Request] = collections.deque()
+        self._requests: collections.deque[CompletionRequest] = collections.deque()
         self._changed = threading.Condition()  # guards the deque: the event loop puts, the workers' threads take
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def put(self, request: Request) -> None:
+    def put(self, request: CompletionRequest) -> None:
         with self._changed:
             self._requests.append(request)
             self._changed.notify()
 
-    def take(self, rows: int) -> list[Request]:
+    def take(self, rows: int) -> list[CompletionRequest]:
         """The next request, and those after it that have the same `asked` and fit into `rows`. Waits for the first."""
         with self._changed:
             self._changed.wait_for(lambda: self._requests)
@@ -86,26 +86,26 @@ class Waiting:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Weights:
+class WeightsVersion:
     """Identifies a worker's weights: the trainer's start that they come from, and their version in it."""
 
     start: str  # drawn by the trainer at each of its starts
     version: int  # training steps that the trainer had made
 
 
-class Worker(threading.Thread):
+class PolicyWorker(threading.Thread):
     """A copy of the policy on one device. The lock keeps its weights from changing within a batch."""
 
-    def __init__(self, device: torch.device, waiting: Waiting, seed: int, max_batch: int) -> None:
+    def __init__(self, device: torch.device, waiting: RequestQueue, seed: int, max_batch: int) -> None:
         super().__init__(daemon=True)  # so that a batch under way does not keep the program from ending
         self.device, self._waiting, self._max_batch = device, waiting, max_batch
         # A generator for each worker: torch's global one would be shared by the threads, in an order that timing decides.
         self._generator = torch.Generator(device).manual_seed(seed)
         self._lock = threading.Lock()
         self._net: model.GPT | None = None  # None until the first weights are loaded
-        self.weights: Weights | None = None
+        self.weights: WeightsVersion | None = None
 
-    def replace(self, net: model.GPT, weights: Weights) -> None:
+    def replace(self, net: model.GPT, weights: WeightsVersion) -> None:
         """Use another policy, from the next batch on."""
         # Waits until the batch under way is sampled.
         with self._lock:
@@ -120,7 +120,7 @@ class Worker(threading.Thread):
                 for request in requests:
                     request.answer.set_exception(error)
 
-    def _serve(self, requests: list[Request]) -> None:
+    def _serve(self, requests: list[CompletionRequest]) -> None:
         # One batch of all requests. policy.sample pads it to (prompts * count, longest prompt + max_tokens).
         prompts = [prompt for request in requests for prompt in request.prompts]
         # For the whole batch, so that one version samples all of it.
@@ -134,11 +134,11 @@ class Worker(threading.Thread):
             request.answer.set_result((weights, [next(made) for _ in request.prompts]))
 
 
-class Server:
+class InferenceServer:
     """The HTTP side. Heavy work runs on threads, so that /health answers at any time."""
 
     def __init__(self, args: argparse.Namespace) -> None:
-        self._args, self._waiting = args, Waiting()
+        self._args, self._waiting = args, RequestQueue()
         gpus = torch.cuda.device_count() if device.use_gpu(args.device) else 0
         # Worker n has GPU n modulo their number. More workers than GPUs share them, each with its own copy of the weights.
         devices = [
@@ -147,11 +147,11 @@ class Server:
         # Servers on different nodes must not draw the same numbers.
         # With equally many workers on each node, all workers have consecutive seeds.
         seed = args.seed * 1_000_003 + int(os.environ.get("NODE_RANK") or 0) * len(devices)
-        self._workers = [Worker(d, self._waiting, seed + n, args.max_batch) for n, d in enumerate(devices)]
+        self._workers = [PolicyWorker(d, self._waiting, seed + n, args.max_batch) for n, d in enumerate(devices)]
         # Two updates at a time would mix their weights, and need memory for both.
         self._updating = asyncio.Lock()
         self._newest: tuple[str, int] | None = None  # start and number of the newest announcement
-        self._weights: Weights | None = None  # what all workers have
+        self._weights: WeightsVersion | None = None  # what all workers have
         for worker in self._workers:
             worker.start()
 
@@ -164,7 +164,7 @@ class Server:
             return web.json_response({"error": "no weights yet"}, status=NO_WEIGHTS)
         # The weights that answer may be newer than those at the time of the request: the answer names their version.
         asked = await request.json()
-        waiting = Request(prompts=asked.pop("prompts"), asked=asked)
+        waiting = CompletionRequest(prompts=asked.pop("prompts"), asked=asked)
         self._waiting.put(waiting)
         # A worker thread samples. This coroutine waits without blocking other requests.
         weights, completions = await asyncio.wrap_future(waiting.answer)
@@ -177,7 +177,7 @@ class Server:
         self._newest = (news.start, news.number)
         async with self._updating:
             # A collective needs all its members, also a server that has these weights already.
-            if news.store or self._weights != Weights(start=news.start, version=news.version):
+            if news.store or self._weights != WeightsVersion(start=news.start, version=news.version):
                 try:
                     # Newer weights were announced while this request waited for the lock.
                     if self._superseded(news):
@@ -197,7 +197,7 @@ class Server:
         return self._newest != (news.start, news.number)
 
     def _update(self, news: Announcement) -> None:
-        weights = Weights(start=news.start, version=news.version)
+        weights = WeightsVersion(start=news.start, version=news.version)
         # Its shape comes with the announcement. Its random weights are overwritten below.
         first = policy.built(news.shape).to(self._workers[0].device).eval()
         timeout, superseded = self._args.weights_timeout, partial(self._superseded, news)
@@ -216,7 +216,7 @@ def main() -> None:
     args = options.parse(parser)
     # The signal before a time limit is for programs that have something to save.
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    server = Server(args)
+    server = InferenceServer(args)
     # 1 GiB: a request may hold thousands of prompts. aiohttp refuses more than 1 MiB by default.
     app = web.Application(client_max_size=1 << 30)
     app.add_routes(

@@ -60,7 +60,7 @@ class StartedAnew(Exception):  # noqa: N818 - nothing is wrong
     """The trainer was restarted: its earlier announcements no longer count."""
 
 
-class Servers:
+class InferenceServers:
     """The inference servers. A request goes to the least busy one, and is sent again for a time where it gets no answer."""
 
     def __init__(self, urls: list[str], session: aiohttp.ClientSession, run_dir: Path, timeout: float) -> None:
@@ -135,10 +135,10 @@ class Servers:
             await asyncio.sleep(0.2)
 
 
-class Weights:
+class WeightsFollower:
     """Follows the trainer's announcements, and passes each to the servers. `start` and `version`: of the servers' weights."""
 
-    def __init__(self, run_dir: Path, servers: Servers) -> None:
+    def __init__(self, run_dir: Path, servers: InferenceServers) -> None:
         self._run_dir, self._servers = run_dir, servers
         self._changed = asyncio.Condition()
         self.start, self.version = "", -1  # the servers have none yet
@@ -184,7 +184,13 @@ class Weights:
 
 
 async def make_batches(
-    task: tasks.Task, servers: Servers, weights: Weights, *, start: str, log: metrics.Metrics, args: argparse.Namespace
+    task: tasks.Task,
+    servers: InferenceServers,
+    weights: WeightsFollower,
+    *,
+    start: str,
+    log: metrics.MetricsFile,
+    args: argparse.Namespace,
 ) -> None:
     """Make the batches of one start of the trainer, to the last step."""
     asked = {"max_tokens": args.max_tokens, "temperature": args.temperature, "end": task.end}
@@ -281,10 +287,10 @@ async def orchestrate(args: argparse.Namespace) -> None:
     urls = args.servers or [f"http://{address}:{port}" for address in options.addresses("inference")]
     # The same options as the trainer's, so that both split the problems alike.
     task = tasks.opened(args)
-    log = metrics.Metrics(args.run_dir / "orchestrator")
+    log = metrics.MetricsFile(args.run_dir / "orchestrator")
     log.say(f"{len(urls)} inference servers: {' '.join(urls)}")
 
-    async def every_start(weights: Weights) -> None:
+    async def every_start(weights: WeightsFollower) -> None:
         start = ""
         # Ends only with the program: after the last step another start may come.
         while True:
@@ -295,8 +301,8 @@ async def orchestrate(args: argparse.Namespace) -> None:
 
     # One session keeps its connections open, so that a request need not open a new one. Seconds for a whole answer.
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=args.server_timeout)) as session:
-        servers = Servers(urls, session, args.run_dir, args.server_timeout)
-        weights = Weights(args.run_dir, servers)
+        servers = InferenceServers(urls, session, args.run_dir, args.server_timeout)
+        weights = WeightsFollower(args.run_dir, servers)
         # If one of the two tasks fails, the group cancels the other one, and the program ends with the error.
         async with asyncio.TaskGroup() as group:
             group.create_task(weights.follow())

@@ -120,9 +120,9 @@ def learn(forward: nn.Module, part: list[Rollout], mine: list[Rollout], world: r
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last batch, or until a stop is requested. Returns the exit code."""
-    log = metrics.Metrics(args.run_dir, world)
+    log = metrics.MetricsFile(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
-    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    profile = metrics.ProfilerTrace(args.run_dir, world, args.profile_steps, args.profile_ranks)
     task = tasks.opened(args)
 
     # ---- model: copies of it, or shards of copies ----

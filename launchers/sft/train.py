@@ -67,9 +67,9 @@ OF_THE_DATA = ("tokenizer", "chat_template", "turns", "test_chats")
 
 def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top to bottom
     """Train to the last step, or until a stop is requested. Returns the exit code."""
-    log = metrics.Metrics(args.run_dir, world)
+    log = metrics.MetricsFile(args.run_dir, world)
     requests = stop.StopRequest(args.run_dir, world)
-    profile = metrics.Profile(args.run_dir, world, args.profile_steps, args.profile_ranks)
+    profile = metrics.ProfilerTrace(args.run_dir, world, args.profile_steps, args.profile_ranks)
     # Rows of one micro-step on one rank.
     micro_batch = ranks.share("--batch-size", args.batch_size, world, args.accumulate)
     if args.eval_every and not args.data:
@@ -81,7 +81,7 @@ def train(world: ranks.Ranks) -> int:  # noqa: PLR0915 - one job, read from top 
     taught = chat_dataset.opened(args, world, log) if args.data else None
     sums = tasks.sums()
 
-    def drawn(step: int) -> list[chats.Row]:
+    def drawn(step: int) -> list[chats.TokenRow]:
         """The examples of a step, the same on every world size and in every start. Steps count from 0."""
         if taught:
             return taught.drawn(step, args.batch_size, args.seed)

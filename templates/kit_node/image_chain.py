@@ -18,7 +18,7 @@ _MOST_TRIALS = 2
 _SLOW = 0.5
 
 
-class Member:
+class ChainNode:
     """A node in the chain. have: its good blocks from the beginning. sends: whether others may take from it."""
 
     def __init__(self, name: str, have: int, now: float) -> None:
@@ -31,26 +31,26 @@ class Member:
         self.slow_at: str | None = None
 
 
-class Chain:
+class ImageChain:
     """The chain of one image of so many blocks."""
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        self._order: list[Member] = []
-        self._by_name: dict[str, Member] = {}
+        self._order: list[ChainNode] = []
+        self._by_name: dict[str, ChainNode] = {}
         self._failures: dict[str, int] = {}
         self._trials = 0
 
     @property
-    def members(self) -> list[Member]:
+    def members(self) -> list[ChainNode]:
         """All nodes, in the order of the chain."""
         return list(self._order)
 
-    def find(self, name: str | None) -> Member | None:
+    def find(self, name: str | None) -> ChainNode | None:
         """The member of this name, or None."""
         return None if name is None else self._by_name.get(name)
 
-    def complete(self, member: Member) -> bool:
+    def complete(self, member: ChainNode) -> bool:
         """Whether a node has every block."""
         return member.have >= self.blocks
 
@@ -58,7 +58,7 @@ class Chain:
         """Take in a node: behind those that have as many blocks, before those that have fewer."""
         self.leave(name, now)
         place = next((i for i, one in enumerate(self._order) if one.have < have or not one.sends), len(self._order))
-        self._by_name[name] = Member(name, have, now)
+        self._by_name[name] = ChainNode(name, have, now)
         self._order.insert(place, self._by_name[name])
         self._link(now)
 
@@ -109,7 +109,7 @@ class Chain:
                 return self._pass_by(member, giver, now)
         return self._try_another(now)
 
-    def _measure(self, member: Member, now: float) -> None:
+    def _measure(self, member: ChainNode, now: float) -> None:
         """Update a node's rate, in blocks a second, once in a window."""
         if member.source is None or self.complete(member):
             member.rate, member.since, member.had = None, now, member.have
@@ -117,7 +117,7 @@ class Chain:
             member.rate = (member.have - member.had) / (now - member.since)
             member.since, member.had = now, member.have
 
-    def _holds_back(self, member: Member, giver: Member) -> bool:
+    def _holds_back(self, member: ChainNode, giver: ChainNode) -> bool:
         """Whether others wait for this node, which takes less than its source gets. All may be slow at times, so rates of the same
         time are compared.
         """
@@ -125,10 +125,10 @@ class Chain:
             return False
         return giver.have - member.have > max(8, self.blocks // 50) and member.rate < _SLOW * giver.rate
 
-    def _awaited(self, member: Member) -> bool:
+    def _awaited(self, member: ChainNode) -> bool:
         return any(one.source == member.name and not self.complete(one) for one in self._order)
 
-    def _pass_by(self, member: Member, giver: Member, now: float) -> tuple[str, str]:
+    def _pass_by(self, member: ChainNode, giver: ChainNode, now: float) -> tuple[str, str]:
         """Silence a slow node; or its source, if another node was slow there, too."""
         before = next((one for one in self._order if one.slow_at == giver.name and one is not member), None)
         if before is not None:
@@ -158,11 +158,11 @@ class Chain:
         self._silence(giver, now)
         return giver.name, "another source may be faster"
 
-    def _silence(self, member: Member, now: float) -> None:
+    def _silence(self, member: ChainNode, now: float) -> None:
         member.sends = False
         self._to_end(member, now)
 
-    def _to_end(self, member: Member, now: float) -> None:
+    def _to_end(self, member: ChainNode, now: float) -> None:
         """Move a node behind those that send; one that does not send, behind all."""
         self._order.remove(member)
         place = sum(one.sends for one in self._order) if member.sends else len(self._order)

@@ -25,7 +25,7 @@ from typing import cast
 
 import image_blocks
 import node_wire
-from image_orders import Orders, Peer, Report, SendOrder
+from image_orders import NodeReport, Orders, Peer, SendOrder
 from image_share import say
 
 # Seconds between looks at the chain, and for the last orders to leave.
@@ -60,7 +60,7 @@ class Coordinator:
             self.orders.arrive(peer, time.monotonic())
             while line := await reader.readline():
                 # A key that is missing, or of another type, is reported below.
-                said = cast(Report, node_wire.decode(line))
+                said = cast(NodeReport, node_wire.decode(line))
                 self.orders.hear(peer, said, time.monotonic())
                 if said.get("done"):
                     self._end_if_over()

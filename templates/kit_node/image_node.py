@@ -23,11 +23,11 @@ from pathlib import Path
 import image_blocks
 import node_wire
 from image_sender import Sender
-from image_share import LOOK_S, STORE, FailedError, Meeting, Share, say
+from image_share import LOOK_S, STORE, CoordinatorAddress, FailedError, ImageShare, say
 from image_taker import Taker
 
 
-def take(share: Share, stored: Path, partial: Path, target: Path) -> None:
+def take(share: ImageShare, stored: Path, partial: Path, target: Path) -> None:
     """Take the image, and put it at its place. FailedError when this node cannot have it."""
     Taker(share, stored, partial).take()
     os.fsync(share.file)
@@ -38,7 +38,7 @@ def take(share: Share, stored: Path, partial: Path, target: Path) -> None:
         share.tell_progress(done=True)
 
 
-def send(share: Share, target: Path) -> None:
+def send(share: ImageShare, target: Path) -> None:
     """Stay for the nodes behind this one, until all have the image. FailedError when it is damaged here; it is removed."""
     while not (share.over or share.alone):
         with share.changed:
@@ -55,7 +55,7 @@ def send(share: Share, target: Path) -> None:
             )
 
 
-def meet(share: Share) -> None:
+def meet(share: ImageShare) -> None:
     """Join the other nodes; without a coordinator, take from the store."""
     sender = Sender(share)
     if share.join(sender.listen):
@@ -66,12 +66,12 @@ def meet(share: Share) -> None:
         share.redirect(STORE)
 
 
-def part(name: str, meeting: Meeting | None, way: str, *words: str) -> None:
+def part(name: str, meeting: CoordinatorAddress | None, way: str, *words: str) -> None:
     """This node's part, to its end. FailedError when this node cannot have the image."""
     stored, partial, target = map(Path, words[:3])
     flags = os.O_RDONLY if way == "send" else os.O_RDWR | os.O_CREAT
     file = os.open(target if way == "send" else partial, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    share = Share(name, target.stem, meeting, file, done=way == "send")
+    share = ImageShare(name, target.stem, meeting, file, done=way == "send")
     meet(share)
     if way == "take":
         take(share, stored, partial, target)
@@ -79,7 +79,7 @@ def part(name: str, meeting: Meeting | None, way: str, *words: str) -> None:
     send(share, target)
 
 
-def leave(name: str, meeting: Meeting | None, why: str) -> None:
+def leave(name: str, meeting: CoordinatorAddress | None, why: str) -> None:
     """Tell the coordinator that it need not wait for this node."""
     if meeting is None:
         return
@@ -91,7 +91,7 @@ def leave(name: str, meeting: Meeting | None, why: str) -> None:
         return
 
 
-def fail(folder: str, name: str, meeting: Meeting | None, why: str) -> None:
+def fail(folder: str, name: str, meeting: CoordinatorAddress | None, why: str) -> None:
     """Report the reason to the log, the batch script and the other nodes, as stage.sh does."""
     say(f"error: image not staged: {why}")
     try:
@@ -106,7 +106,7 @@ def main() -> int:
     folder, name, way, *words = sys.argv[1:]
     signal.signal(signal.SIGTERM, lambda *_: os._exit(143))
     try:
-        meeting: Meeting | None = Meeting(folder)
+        meeting: CoordinatorAddress | None = CoordinatorAddress(folder)
     except (OSError, ValueError, KeyError):
         # The others are through with it already.
         meeting = None

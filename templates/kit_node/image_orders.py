@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import Protocol, TypedDict
 
 import image_blocks
-from image_chain import STORE, Chain
+from image_chain import STORE, ImageChain
 from image_share import say
 
 # Seconds without a report after which a node counts as gone, and in which a node may still come when the others have the image.
@@ -18,7 +18,7 @@ _SILENT_S, _ABSENT_S = 8.0, 30.0
 _PAUSE_S = 2.0
 
 
-class Report(TypedDict, total=False):
+class NodeReport(TypedDict, total=False):
     """What a node tells. have: its good blocks from the beginning. store_bytes: read from the store since its last report.
 
     begin: it has the list, and so many good blocks. made: the text of the list that it has made. bad: the number of a wrong block
@@ -42,7 +42,7 @@ class Report(TypedDict, total=False):
 
 
 class SendOrder(Protocol):
-    """Sends a node an order: the keys of image_share.Order, or `bye`, which ends its connection."""
+    """Sends a node an order: the keys of image_share.NodeOrder, or `bye`, which ends its connection."""
 
     def __call__(self, **message: object) -> None:
         """Send it. A node that is gone gets nothing."""
@@ -70,7 +70,7 @@ class Orders:
         self.done: set[str] = set()
         self.failed: dict[str, str] = {}
         self.store_bytes, self.began, self.changed = 0, now, now
-        self.chain: Chain | None = None
+        self.chain: ImageChain | None = None
         self._blocks: image_blocks.BlockList | None = None
         self._made = False
         self._maker: str | None = None
@@ -112,7 +112,7 @@ class Orders:
         say(f"error: {name}: image not staged: {why}")
         self._take_out(name, now)
 
-    def hear(self, peer: Peer, report: Report, now: float) -> None:
+    def hear(self, peer: Peer, report: NodeReport, now: float) -> None:
         """A report of a node."""
         peer.seen = now
         self.store_bytes += report.get("store_bytes", 0)
@@ -132,7 +132,7 @@ class Orders:
         elif self.chain is not None and not {"begin", "bad", "lost"}.isdisjoint(report):
             self._relink(self.chain, peer, report, now)
 
-    def _relink(self, chain: Chain, peer: Peer, report: Report, now: float) -> None:
+    def _relink(self, chain: ImageChain, peer: Peer, report: NodeReport, now: float) -> None:
         """A node that begins, or whose source is of no use."""
         if "begin" in report:
             if self._waits_for_reader(chain, peer, report["begin"], now):
@@ -150,7 +150,7 @@ class Orders:
         peer.ordered = None
         self._send_orders(chain)
 
-    def _waits_for_reader(self, chain: Chain, peer: Peer, begin: int, now: float) -> bool:
+    def _waits_for_reader(self, chain: ImageChain, peer: Peer, begin: int, now: float) -> bool:
         """Whether a node with a part of the image joins later.
 
         It may have more than the reader of the store, and would then read in its place. How much the reader has, it tells when it
@@ -165,7 +165,7 @@ class Orders:
             self.peers[reader].order(pause=True)
         return True
 
-    def _join_waiting(self, chain: Chain, now: float) -> None:
+    def _join_waiting(self, chain: ImageChain, now: float) -> None:
         """Take in the nodes that waited for the reader of the store, and tell everybody where to take from."""
         names = [self._paused, *self._joining]
         for name, begin in self._joining.items():
@@ -215,7 +215,7 @@ class Orders:
         if blocks is None:
             return
         self._blocks, self._made, self._maker = blocks, maker is not None, None
-        self.chain = Chain(blocks.count)
+        self.chain = ImageChain(blocks.count)
         self._joining, self._paused = {}, None
         if maker is not None:
             # It has the whole image, so the others are behind it.
@@ -250,7 +250,7 @@ class Orders:
         self._maker = maker.name
         maker.order(make=True)
 
-    def _send_orders(self, chain: Chain) -> None:
+    def _send_orders(self, chain: ImageChain) -> None:
         """Tell each node its source, where that has changed."""
         for name, source in chain.sources().items():
             peer, giver = self.peers.get(name), None if source is None else self.peers.get(source)

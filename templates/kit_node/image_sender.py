@@ -9,7 +9,7 @@ import time
 
 import node_wire
 from image_blocks import BlockList
-from image_share import Share, say
+from image_share import ImageShare, say
 
 # Connections that have not yet shown that they know the token, and seconds for a receiver that takes nothing.
 _MOST_STRANGERS, _SEND_S = 32, 30.0
@@ -20,7 +20,7 @@ _NO_FILES_S = 0.2
 class Sender:
     """The port of this node. It is bound to the node's address on the network of the coordinator."""
 
-    def __init__(self, share: Share) -> None:
+    def __init__(self, share: ImageShare) -> None:
         self._share = share
         self._strangers = threading.BoundedSemaphore(_MOST_STRANGERS)
         self._turned_away = 0

@@ -24,7 +24,7 @@ _REPORT_S, LOOK_S = 0.25, 0.5
 _JOIN_TRIES = 3
 
 
-class Order(TypedDict, total=False):
+class NodeOrder(TypedDict, total=False):
     """What the coordinator tells a node. One of list, source, make and pause, or some of check, fail and over.
 
     list: the text of the list of blocks. source: where to take from, the node at address and port, or the store. fail: the reason
@@ -42,7 +42,7 @@ class Order(TypedDict, total=False):
     over: bool
 
 
-class Meeting:
+class CoordinatorAddress:
     """Where the coordinator listens, and the run's token. place: the coordinator's file."""
 
     def __init__(self, place: str) -> None:
@@ -56,7 +56,7 @@ class FailedError(Exception):
     """This node cannot have the image. The text is the reason."""
 
 
-class Share:
+class ImageShare:
     """All that changes, changes under `changed`.
 
     meeting: None where there is no coordinator. file: descriptor of the image here. have: its good blocks from the beginning.
@@ -66,7 +66,7 @@ class Share:
     blocks, if this node listed them from its whole copy.
     """
 
-    def __init__(self, name: str, sha256: str, meeting: Meeting | None, file: int, done: bool) -> None:
+    def __init__(self, name: str, sha256: str, meeting: CoordinatorAddress | None, file: int, done: bool) -> None:
         self.name, self.sha256, self.meeting, self.file, self.done = name, sha256, meeting, file, done
         self.changed = threading.Condition(threading.RLock())
         self.blocks: image_blocks.BlockList | None = None
@@ -109,7 +109,7 @@ class Share:
                 for order in node_wire.messages(self._control) if self._control is not None else ():
                     with self.changed:
                         # A key that is missing, or of another type, is reported below.
-                        self._obey(cast(Order, order))
+                        self._obey(cast(NodeOrder, order))
                         self.changed.notify_all()
             except OSError:
                 # The connection broke. The coordinator may still be there.
@@ -157,7 +157,7 @@ class Share:
             self.source, self.place, self.turn = source, place, self.turn + 1
             self.changed.notify_all()
 
-    def _obey(self, order: Order) -> None:
+    def _obey(self, order: NodeOrder) -> None:
         if "list" in order:
             self._take_list(image_blocks.parse(order["list"], self.sha256))
         elif "source" in order:

@@ -14,7 +14,7 @@ from typing import TypeVar
 import image_blocks
 import node_wire
 from image_blocks import BlockList, Bytes
-from image_share import LOOK_S, STORE, FailedError, Share, say
+from image_share import LOOK_S, STORE, FailedError, ImageShare, say
 
 T = TypeVar("T")
 
@@ -36,7 +36,7 @@ class StaleError(Exception):
 class Taker:
     """store: the image's file in the image store. partial: the file that is filled."""
 
-    def __init__(self, share: Share, store: Path, partial: Path) -> None:
+    def __init__(self, share: ImageShare, store: Path, partial: Path) -> None:
         self._share, self._store, self._partial = share, store, partial
         self._size = store.stat().st_size
 
@@ -263,7 +263,7 @@ class Taker:
 class _Digest(threading.Thread):
     """The digest of the whole file, read behind the blocks while they are written."""
 
-    def __init__(self, share: Share, blocks: BlockList) -> None:
+    def __init__(self, share: ImageShare, blocks: BlockList) -> None:
         super().__init__(daemon=True)
         self._share, self._blocks, self._whole = share, blocks, hashlib.sha256()
         self.start()
@@ -285,7 +285,7 @@ class _Digest(threading.Thread):
 class _WriteOut(threading.Thread):
     """Has the disk write blocks while others come in. Else a node with enough memory would write all of the image at its end."""
 
-    def __init__(self, share: Share, blocks: BlockList) -> None:
+    def __init__(self, share: ImageShare, blocks: BlockList) -> None:
         super().__init__(daemon=True)
         self._share, self._blocks = share, blocks
         self._error: OSError | None = None

@@ -54,7 +54,7 @@ def lightning() -> Any:
     else:
         from lightning.pytorch.callbacks import Callback  # noqa: PLC0415
 
-    class Reports(Callback):  # type: ignore[misc] # the framework's class, which this machine need not have
+    class LightningReports(Callback):  # type: ignore[misc] # the framework's class, which this machine need not have
         def __init__(self) -> None:
             self._phase, self._step = _Phase(), 0
 
@@ -91,14 +91,14 @@ def lightning() -> Any:
         def on_train_end(self, *_: object) -> None:
             self._phase.begin("save")
 
-    return Reports()
+    return LightningReports()
 
 
 def transformers() -> Any:
     """A callback for Transformers' Trainer."""
     from transformers import TrainerCallback  # noqa: PLC0415 - installed only where this is called
 
-    class Reports(TrainerCallback):  # type: ignore[misc] # as above
+    class TransformersReports(TrainerCallback):  # type: ignore[misc] # as above
         def __init__(self) -> None:
             self._phase = _Phase()
 
@@ -141,7 +141,7 @@ def transformers() -> Any:
         def on_train_end(self, *_: object, **__: object) -> None:
             self._phase.begin("save")
 
-    return Reports()
+    return TransformersReports()
 
 
 def torchtitan() -> None:

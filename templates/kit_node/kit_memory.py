@@ -26,9 +26,9 @@ from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kit_events import record, record_resumed
-from kit_memory_files import DamagedError, Files, folder, node_name, sha256
-from kit_memory_state import Layout, read_state
-from kit_memory_transfer import Server, fetch, own_address, store
+from kit_memory_files import DamagedError, MemoryFiles, folder, node_name, sha256
+from kit_memory_state import StateLayout, read_state
+from kit_memory_transfer import PartServer, fetch, own_address, store
 
 __all__ = ["Memory"]
 
@@ -43,7 +43,7 @@ _KEPT = 2
 _open: dict[tuple[str, int], Memory] = {}
 
 
-class Found(NamedTuple):
+class MemoryStep(NamedTuple):
     """A step from memory: this rank's state, and the part that is equal on all ranks (None if the program saved none).
 
     fetched: whether some rank's bytes came from another node.
@@ -84,7 +84,7 @@ class Memory:
         self.took = 0.0
         self._thread: threading.Thread | None = None
         self._problem: str | None = None
-        self._server: Server | None = None
+        self._server: PartServer | None = None
         self._warned = False
         self._fits: bool | None = None
         if path is None:
@@ -96,11 +96,11 @@ class Memory:
             # The program starts again in the same process: what is on its way belongs to a past that is given up.
             _open[path, self._rank].close()
         _open[path, self._rank] = self
-        self._gather, self._files, self._closed = gather or _gathered_by_torch(), Files(path), False
+        self._gather, self._files, self._closed = gather or _gathered_by_torch(), MemoryFiles(path), False
         self._node = node or node_name()
         # Known to the ranks of this start alone, and on no disk.
         self._token = hashlib.sha256("".join(self._gather(os.urandom(32).hex())).encode()).digest()
-        self._server = Server(self._files, self._token, own_address())
+        self._server = PartServer(self._files, self._token, own_address())
         self._members = [_Member(*of) for of in self._gather((self._rank, self._node, self._server.address))]
         self._nodes = _by_node(self._members)
         self._neighbour = _neighbour(self._nodes, self._node, self._rank)
@@ -114,12 +114,12 @@ class Memory:
         """The newest step of which every rank's part is on some node; None if there is none."""
         return next(iter(self._candidates(0)), None) if self.every else None
 
-    def load(self, *, at_least: int = 0) -> Found | None:
-        """The newest step, not below `at_least`, that every rank has whole: a Found, or None. All later steps are forgotten."""
+    def load(self, *, at_least: int = 0) -> MemoryStep | None:
+        """The newest step, not below `at_least`, that all ranks have complete, or None. All later steps are forgotten."""
         if not self.every:
             return None
         began = time.monotonic()
-        checkpoint: Found | None = None
+        checkpoint: MemoryStep | None = None
         for step in self._candidates(at_least):
             checkpoint = self._loaded(step)
             if checkpoint is not None:
@@ -149,9 +149,9 @@ class Memory:
         # The parts of the save before must be complete on all nodes before any rank gives up the ones before them.
         self._warn(self._gather(self._problem))
         self._problem = None
-        parts = {SHARED: Layout(shared)} if shared is not None and self._leads() else {}
+        parts = {SHARED: StateLayout(shared)} if shared is not None and self._leads() else {}
         # This rank's part comes last: where it is complete, so is the shared one.
-        parts[_part(self._rank)] = Layout(state)
+        parts[_part(self._rank)] = StateLayout(state)
         if self._fits is None:
             self._fits = self._does_fit(parts)
         if self._fits:
@@ -184,7 +184,7 @@ class Memory:
         ]
         return sorted((step for step in set.intersection(*has) if step >= at_least), reverse=True)
 
-    def _loaded(self, step: int) -> Found | None:
+    def _loaded(self, step: int) -> MemoryStep | None:
         """The state of a step; None if it is damaged somewhere. Equal on all ranks."""
         shared = any(step in parts.get(SHARED, ()) for parts in self._has.values())
         here = [_part(self._rank), *([SHARED] if shared and self._leads() else [])]
@@ -199,7 +199,7 @@ class Memory:
         )
         if not self._all_well(step, problem) or states is None:
             return None
-        return Found(step, states[0], states[1] if shared else None, any(map(any, self._gather(fetched))))
+        return MemoryStep(step, states[0], states[1] if shared else None, any(map(any, self._gather(fetched))))
 
     def _bring(self, part: str, step: int) -> bool:
         """Make this node have a complete part. Returns whether it came from another node."""
@@ -240,7 +240,7 @@ class Memory:
             _say(f"step {step} in memory is not used: {'; '.join(problems[:3])}")
         return not problems
 
-    def _does_fit(self, parts: dict[str, Layout]) -> bool:
+    def _does_fit(self, parts: dict[str, StateLayout]) -> bool:
         """Whether all nodes have the memory for all parts. Rank 0 warns where one has not. Equal on all ranks."""
         sizes = {part: layout.size for part, layout in parts.items()}
         free: int | str
@@ -314,7 +314,7 @@ class Memory:
         """Whether this is the first rank of its node."""
         return self._nodes[self._node][0].rank == self._rank
 
-    def _tell_resumed(self, checkpoint: Found, seconds: float) -> None:
+    def _tell_resumed(self, checkpoint: MemoryStep, seconds: float) -> None:
         if self._rank == 0:
             of = "the memory of other nodes" if checkpoint.fetched else "memory"
             _say(f"step {checkpoint.step} is loaded from {of}, in {seconds:.2f} s", kind="info")

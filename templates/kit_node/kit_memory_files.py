@@ -45,7 +45,7 @@ def node_name() -> str:
 class Draft:
     """A part that is being written. `payload` is its memory; `commit` makes it complete."""
 
-    def __init__(self, files: Files, part: str, memory: mmap.mmap, size: int) -> None:
+    def __init__(self, files: MemoryFiles, part: str, memory: mmap.mmap, size: int) -> None:
         self._files, self._part = files, part
         self._memory = memory
         self.payload = memoryview(memory)[_PAYLOAD_AT : _PAYLOAD_AT + size]
@@ -56,7 +56,7 @@ class Draft:
         self._files.name_draft(self._part, step)
 
 
-class Files:
+class MemoryFiles:
     """The parts in one folder. A process writes only its own rank's part, `shared`, and the copies that it receives."""
 
     def __init__(self, path: str) -> None:

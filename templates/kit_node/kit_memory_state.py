@@ -19,7 +19,7 @@ _NUMBER = struct.Struct("<Q")
 _ALIGNED = 64
 
 
-class Layout:
+class StateLayout:
     """A state with its size. `write` copies it into memory of that size."""
 
     def __init__(self, state: object) -> None:

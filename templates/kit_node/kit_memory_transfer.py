@@ -18,7 +18,7 @@ import time
 from typing import Any
 
 import node_wire
-from kit_memory_files import BLOCK, DamagedError, Files
+from kit_memory_files import BLOCK, DamagedError, MemoryFiles
 
 # Seconds in which the other end must send something; bytes of the longest message.
 TIMEOUT_S = 60.0
@@ -96,10 +96,10 @@ class Channel:
         return hmac.new(self._key, b"%s %d " % (name, number) + body, hashlib.sha256).digest()
 
 
-class Server:
+class PartServer:
     """Stores parts that neighbours send, and sends parts to ranks that lack them, on threads of its own."""
 
-    def __init__(self, files: Files, token: bytes, address: str) -> None:
+    def __init__(self, files: MemoryFiles, token: bytes, address: str) -> None:
         self._files, self._token = files, token
         # None once this server is closed.
         self._open: set[socket.socket] | None = set()
@@ -186,7 +186,7 @@ def store(address: tuple[str, int], token: bytes, part: str, step: int, payload:
     return digest
 
 
-def fetch(address: tuple[str, int], token: bytes, part: str, step: int, files: Files) -> None:
+def fetch(address: tuple[str, int], token: bytes, part: str, step: int, files: MemoryFiles) -> None:
     """Copy a part from the node of `address` into `files`."""
     with _connected(address, token) as channel:
         channel.tell(do="fetch", part=part, step=step)

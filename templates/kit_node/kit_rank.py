@@ -49,7 +49,7 @@ _SLOW = frozenset({"save", "evaluate", "compile"})
 _AGAIN_S = 1.0
 
 
-class Progress:
+class RankReporter:
     """One rank's step and phase. folder: made by the monitor's step; None outside a run."""
 
     def __init__(self, folder: str | None = None, name: str | None = None) -> None:
@@ -268,4 +268,4 @@ def _name() -> str:
     return f"{os.environ.get('KIT_ROLE', '')}@{os.environ.get('RANK', '0')}"
 
 
-progress = Progress()
+progress = RankReporter()

@@ -24,7 +24,7 @@ class UnreadableImageError(Exception):
     """The image is none that this module can read; the message says why."""
 
 
-class File(NamedTuple):
+class SquashFile(NamedTuple):
     """A regular file: its path, its size, its compressed blocks (offset, length), and the block of its last bytes, if shared."""
 
     path: str
@@ -47,7 +47,7 @@ class Image:
         self.inodes, self._folders, self._fragments = head[15:18]
         self._blocks: dict[int, tuple[bytes, int]] = {}
 
-    def files(self) -> Iterator[File]:
+    def files(self) -> Iterator[SquashFile]:
         """All regular files, folder by folder."""
         waiting = [("", self._root)]
         while waiting:
@@ -77,7 +77,7 @@ class Image:
                 left -= 8 + length + 1
                 yield name, kind, block << 16 | place
 
-    def _described(self, path: str, reference: int) -> File:
+    def _described(self, path: str, reference: int) -> SquashFile:
         cursor = _Cursor(self, self.inodes + (reference >> 16), reference & 0xFFFF)
         if cursor.unpack("<H2x2H2I")[0] == _FILE:
             start, fragment, _, size = cursor.unpack("<4I")
@@ -89,7 +89,7 @@ class Image:
             length = word & ~_UNCOMPRESSED_BLOCK
             blocks.append((start, length))
             start += length
-        return File(path, size, blocks, self._fragment(fragment) if fragment != _NO_FRAGMENT else None)
+        return SquashFile(path, size, blocks, self._fragment(fragment) if fragment != _NO_FRAGMENT else None)
 
     def _fragment(self, number: int) -> tuple[int, int]:
         per_block = _METADATA // 16

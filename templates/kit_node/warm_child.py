@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
 
-from warm_request import Request, block
+from warm_request import StartRequest, block
 
 _PDEATHSIG = 1
 
@@ -51,7 +51,9 @@ class Areas:
             ctypes.memmove(begin, text[: end - begin - 1], min(len(text), end - begin - 1))
 
 
-def become(request: Request, areas: Areas, parent: int, libc: ctypes.CDLL, *, closed: Iterable[int | Closes]) -> None:
+def become(
+    request: StartRequest, areas: Areas, parent: int, libc: ctypes.CDLL, *, closed: Iterable[int | Closes]
+) -> None:
     """Be the rank that the request asks for. Signals stay blocked until all of it is there.
 
     parent: the number of the warm process; closed: open files and sockets of the warm process.

@@ -25,7 +25,7 @@ import socket
 import time
 from collections.abc import Callable
 
-from warm_request import Request
+from warm_request import StartRequest
 
 # Seconds in which a rank that lives on must have left what it did, and for which an ended rank waits for an order.
 _LEAVE_S, _HOLD_S = 5.0, 60.0
@@ -36,14 +36,14 @@ _BY_KILL = ("killed", int(signal.SIGKILL))
 _LAST_WORDS_S = 0.5
 
 
-class Rank:
+class HeldRank:
     """A rank of this node: its client's connection, None once the client is gone, and what its program is started from.
 
     passed: signals that the client passed on, with their times. end: a word and a number once the program has ended. link: to
     kit_keep in the program, with `[retry] keep`.
     """
 
-    def __init__(self, connection: socket.socket, request: Request) -> None:
+    def __init__(self, connection: socket.socket, request: StartRequest) -> None:
         self.connection: socket.socket | None = connection
         self.request = request
         self.passed: list[tuple[int, float]] = []
@@ -125,9 +125,9 @@ class Held:
     ranks: those that run, by their process. forget: called for a rank whose step knows its end.
     """
 
-    def __init__(self, ranks: dict[int, Rank], forget: Callable[[Rank], None]) -> None:
+    def __init__(self, ranks: dict[int, HeldRank], forget: Callable[[HeldRank], None]) -> None:
         self._ranks, self._forget = ranks, forget
-        self._ended: list[Rank] = []
+        self._ended: list[HeldRank] = []
         self._stopping: str | None = None
         self._kills_at: float | None = None
         self._released: set[str] = set()
@@ -157,15 +157,15 @@ class Held:
         due += [] if self._kills_at is None else [self._kills_at]
         return max(0.0, min(due) - time.monotonic()) if due else None
 
-    def forked(self, rank: Rank) -> None:
+    def forked(self, rank: HeldRank) -> None:
         """A rank runs."""
         self._report("forked", rank.start, rank.number)
 
-    def refused(self, rank: Rank, reason: Exception) -> None:
+    def refused(self, rank: HeldRank, reason: Exception) -> None:
         """A rank starts by itself, for this reason."""
         self._report("refused", rank.start, rank.number, " ".join(str(reason).split()))
 
-    def ended(self, rank: Rank, *, signalled: bool) -> None:
+    def ended(self, rank: HeldRank, *, signalled: bool) -> None:
         """A rank has ended. signalled: the ranks were told to end, so that this is no failure."""
         once = signalled or rank.start in self._released or rank.request["env"].get("KIT_WARM_ONCE")
         well = rank.end == ("exit", 0) and not rank.stopped
@@ -198,7 +198,7 @@ class Held:
         self._report("stopped", self._stopping, len(kept))
         self._stopping = self._kills_at = None
 
-    def read_orders(self) -> list[Rank] | None:
+    def read_orders(self) -> list[HeldRank] | None:
         """Read orders. Returns the ranks to start again; None once the batch script is gone."""
         if self.orders is None:
             return None
@@ -224,7 +224,7 @@ class Held:
         for rank in ended:
             self._end(rank)
 
-    def hear(self, rank: Rank, link: socket.socket) -> bool:
+    def hear(self, rank: HeldRank, link: socket.socket) -> bool:
         """kit_keep in a rank says over its link what it can do. False when the link is closed."""
         try:
             text = link.recv(256).decode()
@@ -238,7 +238,7 @@ class Held:
         rank.waits = text == "waits"
         return True
 
-    def hear_client(self, rank: Rank, connection: socket.socket) -> None:
+    def hear_client(self, rank: HeldRank, connection: socket.socket) -> None:
         """The client of an ended rank passes on a signal, or is gone: there will be no other start."""
         if rank not in self._ended:
             return
@@ -252,7 +252,7 @@ class Held:
             self._ended.remove(rank)
             self._end(rank)
 
-    def _order(self, word: str, start: str, *changes: str) -> list[Rank]:
+    def _order(self, word: str, start: str, *changes: str) -> list[HeldRank]:
         if word == "stop":
             self._stopping = start
             self._kills_at = time.monotonic() + (_LAST_WORDS_S if changes == ("failed",) else 0.0)
@@ -267,7 +267,7 @@ class Held:
             return self._again(start, dict(pair.split("=", 1) for pair in changes))
         return []
 
-    def _again(self, start: str, changes: dict[str, str]) -> list[Rank]:
+    def _again(self, start: str, changes: dict[str, str]) -> list[HeldRank]:
         ended = [rank for rank in self._ended if rank.start == start]
         self._ended = [rank for rank in self._ended if rank.start != start]
         for rank in self._of(start):
@@ -281,10 +281,10 @@ class Held:
             rank.change(changes)
         return ended
 
-    def _of(self, start: str | None) -> list[Rank]:
+    def _of(self, start: str | None) -> list[HeldRank]:
         return [rank for rank in self._ranks.values() if rank.start == start]
 
-    def _end(self, rank: Rank) -> None:
+    def _end(self, rank: HeldRank) -> None:
         word, number = rank.ending
         rank.tell(f"{word} {number}")
         self._report("done", rank.start, rank.number)

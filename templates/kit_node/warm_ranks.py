@@ -26,11 +26,11 @@ import sys
 import time
 
 from warm_child import Areas, Closes, become
-from warm_held import Held, Rank
+from warm_held import Held, HeldRank
 from warm_imports import fork_problem, load
 from warm_meeting import wait_for_rank_0
 from warm_program import run, set_path0
-from warm_request import RefusalError, Request, check, receive
+from warm_request import RefusalError, StartRequest, check, receive
 
 # A signal that Slurm sends to every step reaches a rank directly, and through its client. The second is dropped.
 _SAME_SIGNAL_S, _FORWARD_AFTER_S = 5.0, 1.0
@@ -51,8 +51,8 @@ class WarmRanks:
         self._ending = False
         self._own: dict[int, float] = {}
         # Those that run, by their process; and all whose clients wait for their end.
-        self._ranks: dict[int, Rank] = {}
-        self._known: set[Rank] = set()
+        self._ranks: dict[int, HeldRank] = {}
+        self._known: set[HeldRank] = set()
         self._held = Held(self._ranks, self._forget)
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind("\0" + name)
@@ -70,7 +70,7 @@ class WarmRanks:
         self._broken = load(modules) or fork_problem()
         _say(self._broken or f"{', '.join(modules)} imported; ranks are forked from here")
 
-    def serve(self) -> Request:
+    def serve(self) -> StartRequest:
         """Serve requests until the step ends. Returns only in a forked child, with its request."""
         self._selector = selectors.DefaultSelector()
         for one in (self._listener, self._woken, self._held.orders):
@@ -90,7 +90,7 @@ class WarmRanks:
                 self._kill_all()
                 os._exit(1)
 
-    def _handle(self, key: selectors.SelectorKey) -> Request | None:
+    def _handle(self, key: selectors.SelectorKey) -> StartRequest | None:
         """Handle an event. Returns a request only in a forked child."""
         if key.fileobj is self._listener:
             return self._accept()
@@ -99,7 +99,7 @@ class WarmRanks:
             return None
         if key.fileobj == self._held.orders:
             return self._obey()
-        rank: Rank = key.data
+        rank: HeldRank = key.data
         if rank.link is not None and key.fileobj is rank.link:
             if not self._held.hear(rank, rank.link):
                 self._selector.unregister(key.fileobj)
@@ -114,7 +114,7 @@ class WarmRanks:
         held = self._held.pause()
         return max(0.0, min([_LOOK_S, *due, *([] if held is None else [held])]))
 
-    def _accept(self) -> Request | None:
+    def _accept(self) -> StartRequest | None:
         try:
             connection, _ = self._listener.accept()
         except OSError:
@@ -129,7 +129,7 @@ class WarmRanks:
             # The client is gone, or the request is not one of warm_client.py.
             connection.close()
             return None
-        rank = Rank(connection, request)
+        rank = HeldRank(connection, request)
         try:
             if self._broken or self._ending:
                 raise RefusalError(self._broken or "the step is ending")
@@ -148,7 +148,7 @@ class WarmRanks:
         rank.tell("started")
         return None
 
-    def _obey(self) -> Request | None:
+    def _obey(self) -> StartRequest | None:
         """Do what the batch script orders. Returns a request only in a forked child."""
         again = self._held.read_orders()
         if again is None:
@@ -164,7 +164,7 @@ class WarmRanks:
                 self._held.ended(rank, signalled=False)
         return None
 
-    def _fork(self, rank: Rank) -> bool:
+    def _fork(self, rank: HeldRank) -> bool:
         """Fork a rank. True only in the child, which is then what the rank's request asks for."""
         request = rank.request
         kept, own = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) if _keeps(request) else (None, None)
@@ -199,7 +199,7 @@ class WarmRanks:
         self._held.forked(rank)
         return False
 
-    def _become(self, rank: Rank, kept: socket.socket | None, own: socket.socket | None) -> None:
+    def _become(self, rank: HeldRank, kept: socket.socket | None, own: socket.socket | None) -> None:
         request, known = rank.request, self._known | {rank}
         if own is not None:
             request["env"]["KIT_KEEP_FD"] = str(own.detach())
@@ -247,7 +247,7 @@ class WarmRanks:
             self._kill_all()
         self._held.settle()
 
-    def _hear(self, rank: Rank, connection: socket.socket) -> None:
+    def _hear(self, rank: HeldRank, connection: socket.socket) -> None:
         """The client of this rank passes on a signal, or is gone."""
         if self._ranks.get(rank.pid) is not rank:
             self._held.hear_client(rank, connection)
@@ -262,11 +262,11 @@ class WarmRanks:
             self._drop(rank)
             os.kill(rank.pid, signal.SIGKILL)
 
-    def _forget(self, rank: Rank) -> None:
+    def _forget(self, rank: HeldRank) -> None:
         self._known.discard(rank)
         self._drop(rank)
 
-    def _drop(self, rank: Rank) -> None:
+    def _drop(self, rank: HeldRank) -> None:
         if rank.connection is not None:
             self._selector.unregister(rank.connection)
             rank.connection.close()
@@ -316,7 +316,7 @@ def _descendants(pid: int) -> list[int]:
     return descendants
 
 
-def _keeps(request: Request) -> bool:
+def _keeps(request: StartRequest) -> bool:
     return bool(request["env"].get("KIT_KEEP"))
 
 

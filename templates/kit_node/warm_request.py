@@ -35,7 +35,7 @@ _PER_RANK_PREFIXES = ("SLURM_", "SLURMD_", "KIT_", "PMI_", "PMIX_", "TORCHELASTI
 _MARGIN = 256
 
 
-class Request(TypedDict):
+class StartRequest(TypedDict):
     """What a client asks for: a program, and what it would have had by a plain start.
 
     limits: name of a limit -> the soft and the hard one. cpus: their numbers. ignored, mask: numbers of signals. fds: standard
@@ -57,7 +57,7 @@ class RefusalError(Exception):
     """A request that no fork can serve exactly. The text is the reason."""
 
 
-def receive(connection: socket.socket) -> Request:
+def receive(connection: socket.socket) -> StartRequest:
     """A request: its length in four bytes with the open files, then JSON."""
     room = socket.CMSG_LEN(3 * 4)
     head, ancillary, _, _ = connection.recvmsg(4, room)
@@ -72,7 +72,7 @@ def receive(connection: socket.socket) -> Request:
             raise OSError("the client is gone")
         text += more
     # The client is of the same user, and of the same run.
-    request = cast(Request, json.loads(text.decode()))
+    request = cast(StartRequest, json.loads(text.decode()))
     # Three numbers above 2: dup2 to 0, 1 and 2 in turn must not close a file that comes later.
     request["fds"] = [_above_two(fd) for fd in fds]
     if len(fds) != 3:
@@ -80,7 +80,7 @@ def receive(connection: socket.socket) -> Request:
     return request
 
 
-def check(request: Request, own_env: Mapping[str, str], room: int) -> None:
+def check(request: StartRequest, own_env: Mapping[str, str], room: int) -> None:
     """RefusalError where a fork differs from a plain start. own_env: of the warm process; room: bytes for an environment."""
     mine, its = (_shared(env) for env in (own_env, request["env"]))
     differ = sorted(name for name in {*mine, *its} if mine.get(name) != its.get(name))

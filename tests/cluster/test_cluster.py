@@ -21,7 +21,7 @@ from kit.errors import SlurmError
 from kit.slurm import parallel_group_fit
 from kit.slurm.embedded import ClusterSize, EmbeddedCluster, down, find, node_links, status, up
 from kit.slurm.embedded.free_addresses import choose_ports
-from kit.slurm.embedded.paths import Layout
+from kit.slurm.embedded.paths import EmbeddedPaths
 
 pytestmark = pytest.mark.cluster
 
@@ -60,7 +60,7 @@ def processes_of(folder: Path) -> list[str]:
 def remains(folder: Path) -> list[str]:
     """All that is left of the cluster that lived in `folder`."""
     mounts = [line for line in Path("/proc/self/mounts").read_text().splitlines() if str(folder) in line]
-    interface = Layout(folder).interface
+    interface = EmbeddedPaths(folder).interface
     interfaces = [interface] if (Path("/sys/class/net") / interface).exists() else []
     return [*processes_of(folder), *mounts, *interfaces, *([str(folder)] if folder.exists() else [])]
 

@@ -25,8 +25,8 @@ from tests.support import REPO
 SAVE = """
 import sys; sys.path.insert(0, "/kit/launchers")
 import torch, torch.distributed.checkpoint as dcp
-from lib.model import GPT, Shape
-net = GPT(Shape(layers=2, heads=4, dim=64, context=32))
+from lib.model import GPT, GPTShape
+net = GPT(GPTShape(layers=2, heads=4, dim=64, context=32))
 dcp.save({"model": net.state_dict()}, checkpoint_id="/kit/work/saved", no_dist=True)
 """
 

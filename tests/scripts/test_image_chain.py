@@ -422,7 +422,7 @@ def test_a_program_ends_with_its_stage_script(nodes: Nodes) -> None:
 
 
 def chain(*names: str, blocks: int = 1000) -> Any:
-    made = image_chain.Chain(blocks)
+    made = image_chain.ImageChain(blocks)
     for name in names:
         made.join(name, 0, 0.0)
     return made
@@ -600,7 +600,7 @@ def test_a_build_writes_the_list_that_a_node_would_make(tmp_path: Path, size: in
 def written(monkeypatch: pytest.MonkeyPatch) -> Any:
     """What writes out a file of ten blocks, four at a time, and what it knew at each time: `synced`."""
     blocks = SimpleNamespace(block=MEBIBYTE, count=10)
-    share = image_share.Share("node", "0" * 64, meeting=None, file=-1, done=False)
+    share = image_share.ImageShare("node", "0" * 64, meeting=None, file=-1, done=False)
     share.blocks, share.synced = blocks, []
     monkeypatch.setattr(image_taker, "_WRITTEN_OUT", 4 * MEBIBYTE)
     monkeypatch.setattr(image_taker.os, "fdatasync", lambda _: share.synced.append(share.have))

@@ -66,7 +66,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def layout(tokenizer: Path | str = "bytes", template: str | None = None) -> Any:
-    return lib("chats").Layout(lib("vocabulary").opened(str(tokenizer)), template)
+    return lib("chats").ChatLayout(lib("vocabulary").opened(str(tokenizer)), template)
 
 
 def answers(made: Any, row: Any) -> list[str]:

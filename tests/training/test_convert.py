@@ -112,7 +112,7 @@ def gpt() -> Any:
     sys.path[:0] = [str(LAUNCHERS)] if str(LAUNCHERS) not in sys.path else []
     from lib import model
 
-    return model.GPT(model.Shape(layers=2, heads=4, dim=64, context=64)).eval()
+    return model.GPT(model.GPTShape(layers=2, heads=4, dim=64, context=64)).eval()
 
 
 @pytest.mark.parametrize(
@@ -429,8 +429,8 @@ def test_a_killed_conversion_leaves_no_half_target(number: int, trained: Any, tm
 # The program, with reads that take their time.
 _SLOW = """
 import runpy, sys, time, source
-read = source.Source.read
-source.Source.read = lambda self, piece: (time.sleep(1), read(self, piece))[1]
+read = source.CheckpointSource.read
+source.CheckpointSource.read = lambda self, piece: (time.sleep(1), read(self, piece))[1]
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """

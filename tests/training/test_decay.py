@@ -40,7 +40,7 @@ def plain(folder: str, norms_decay: float) -> list[float]:
     given = argparse.Namespace(context=32, **vars(made.parse_args([])))
     train_set = text.load(given, Path(folder), lambda _: None).train
     with torch.device("meta"):
-        net = model.GPT(model.Shape(layers=2, heads=2, dim=32, context=32))
+        net = model.GPT(model.GPTShape(layers=2, heads=2, dim=32, context=32))
     huggingface.begin(net, argparse.Namespace(init_from=None, seed=7), torch.device("cpu"))
     named = dict(net.named_parameters())
     norms = {name for name in named if name.split(".")[-2].endswith("norm")}
@@ -159,7 +159,7 @@ def test_a_checkpoint_of_a_run_that_decayed_norms_is_refused(older: dict[str, st
 def test_groups_of_a_model_with_biases_and_head_norms() -> None:
     """Each parameter is in one group, and the group by its kind; without vectors there is no empty group."""
     loop, model = import_module("lib.loop"), import_module("lib.model")
-    net = model.GPT(model.Shape(layers=1, heads=2, dim=8, context=4, qkv_bias=True, head_norms=True))
+    net = model.GPT(model.GPTShape(layers=1, heads=2, dim=8, context=4, qkv_bias=True, head_norms=True))
     names = {id(one): name for name, one in net.named_parameters()}
     matrices, vectors = loop.decay_groups(net.parameters(), 0.3)
     assert (matrices["weight_decay"], vectors["weight_decay"]) == (0.3, 0.0)

@@ -185,7 +185,7 @@ def plain_diloco(folder: str, steps: int, every: int, groups: int) -> str:
         argparse.Namespace(context=64, **vars(made.parse_args([]))), Path(folder), lambda _: None
     ).train
     torch.manual_seed(7)
-    nets = [model.GPT(model.Shape(layers=2, heads=4, dim=64, context=64))]
+    nets = [model.GPT(model.GPTShape(layers=2, heads=4, dim=64, context=64))]
     for _ in range(groups - 1):
         nets.append(model.GPT(nets[0].shape))
         nets[-1].load_state_dict(nets[0].state_dict())

@@ -81,7 +81,7 @@ def test_muon_takes_the_matrices_of_the_blocks_and_nothing_else() -> None:
     import muon
     from lib import model
 
-    net = model.GPT(model.Shape(layers=2, heads=2, dim=32, context=16))
+    net = model.GPT(model.GPTShape(layers=2, heads=2, dim=32, context=16))
     names = {parameter: name for name, parameter in net.named_parameters()}
     adamw, taken = muon.optimizers(net, "muon", lr=1e-3, weight_decay=0.1, beta2=0.99)
     assert adamw.defaults["betas"] == (0.9, 0.99)
@@ -105,7 +105,7 @@ def test_queries_keys_and_values_are_each_made_orthogonal(keys: int) -> None:
     from lib import model
 
     torch.manual_seed(0)
-    net = model.GPT(model.Shape(layers=1, heads=4, kv_heads=keys, dim=32, context=16))
+    net = model.GPT(model.GPTShape(layers=1, heads=4, kv_heads=keys, dim=32, context=16))
     _, taken = muon.optimizers(net, "muon", lr=0.1, weight_decay=0.0)
     weight = net.blocks[0].qkv.weight
     before = weight.detach().clone()
@@ -209,7 +209,7 @@ def test_fragments_hold_every_parameter_once() -> None:
     import state
     from lib import model
 
-    net = model.GPT(model.Shape(layers=5, heads=2, dim=32, context=16))
+    net = model.GPT(model.GPTShape(layers=5, heads=2, dim=32, context=16))
     fragments = state.split(net, 2)
     assert sorted(name for names in fragments for name in names) == sorted(name for name, _ in net.named_parameters())
     assert "embedding.weight" in fragments[0]
@@ -249,7 +249,7 @@ def test_a_share_that_cannot_be_is_refused(settings: dict[str, Any]) -> None:
     import outer
 
     with pytest.raises(SystemExit, match="--top-k"):
-        outer.Settings(steps=1, every=1, **settings).check(2)
+        outer.OuterSettings(steps=1, every=1, **settings).check(2)
 
 
 def seat() -> Any:
@@ -284,7 +284,7 @@ def test_a_lost_peer_is_met_again_and_not_for_ever(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(quorum.time, "sleep", lambda _: None)
     made = seat()
     for _ in range(quorum.MOST_FAILURES - 1):
-        with pytest.raises(quorum.Failed, match="Connection closed by peer"):
+        with pytest.raises(quorum.MeetingFailed, match="Connection closed by peer"):
             made.together(lost)
     with pytest.raises(SystemExit, match="100 times in a row without an average"):
         made.together(lost)
@@ -301,7 +301,7 @@ def test_what_is_still_to_be_sent_is_saved_whole_and_cut_for_any_number_of_ranks
     import torch
     from lib import model
 
-    net = model.GPT(model.Shape(layers=2, heads=2, dim=32, context=16))
+    net = model.GPT(model.GPTShape(layers=2, heads=2, dim=32, context=16))
     made = []
     for rank in range(ranks):
         world = SimpleNamespace(ddp_rank=rank, ddp_world_size=ranks, control=None)

@@ -153,7 +153,7 @@ def test_positions_stay_in_float32_in_a_model_of_bfloat16() -> None:
     import torch
     from lib import model
 
-    net = model.GPT(model.Shape(layers=1, heads=2, dim=32, context=1024)).bfloat16()
+    net = model.GPT(model.GPTShape(layers=1, heads=2, dim=32, context=1024)).bfloat16()
     angles = net.angles(torch.device("cpu"))
     assert angles.cos.dtype == angles.sin.dtype == torch.float32
     x = torch.randn(1, 2, 1024, 16, generator=torch.Generator().manual_seed(0))
@@ -166,7 +166,7 @@ def test_positions_stay_in_float32_in_a_model_of_bfloat16() -> None:
 def test_blocks_are_compiled_one_by_one_and_keep_their_names() -> None:
     from lib import model
 
-    net = model.GPT(model.Shape(layers=2, heads=2, dim=32, context=16))
+    net = model.GPT(model.GPTShape(layers=2, heads=2, dim=32, context=16))
     names = [*net.state_dict()]
     net.compile_blocks()
     assert all(block._compiled_call_impl is not None for block in net.blocks)
@@ -432,7 +432,7 @@ def test_trackers_get_curves_and_what_the_run_is(alone: Any, monkeypatch: pytest
 
     drawn = Drawn()
     monkeypatch.setattr(trackers, "asked_for", lambda _: [drawn])
-    log, speed = metrics.Metrics(tmp_path, alone), metrics.Speed(64, 2.0, alone, "fp32")
+    log, speed = metrics.MetricsFile(tmp_path, alone), metrics.Speed(64, 2.0, alone, "fp32")
     log.started("ddp/train_gpt.py", alone, speed, parameters=5, seed=1)
     speed.step()
     log.step(3, 2.5, speed, alone, lr=0.1)
@@ -512,7 +512,7 @@ def test_a_model_of_the_meta_device_gets_the_weights_of_one_that_was_built() -> 
     import torch
     from lib import initial, model
 
-    shape = model.Shape(layers=2, heads=2, dim=32, context=16)
+    shape = model.GPTShape(layers=2, heads=2, dim=32, context=16)
     torch.manual_seed(5)
     built = model.GPT(shape)
     with torch.device("meta"):

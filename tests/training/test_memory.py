@@ -105,7 +105,7 @@ def test_a_torch_state_keeps_types_values_and_identity(node: Node, monkeypatch: 
     import torch
 
     monkeypatch.syspath_prepend(str(REPO / "templates" / "kit_node"))
-    from kit_memory_state import Layout, read_state
+    from kit_memory_state import StateLayout, read_state
 
     shared = torch.arange(10, dtype=torch.bfloat16)
     given = {
@@ -116,7 +116,7 @@ def test_a_torch_state_keeps_types_values_and_identity(node: Node, monkeypatch: 
         "flags": torch.tensor([True, False]),
         "parameter": torch.nn.Parameter(torch.ones(3)),
     }
-    layout = Layout(given)
+    layout = StateLayout(given)
     memory = memoryview(bytearray(layout.size))
     layout.write(memory)
     found = read_state(memory)

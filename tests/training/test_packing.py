@@ -26,7 +26,9 @@ def drawn(count: int) -> list[Any]:
     lengths = [draw.randrange(2, 33) for _ in range(count)]
     # The first token may count: in a row of its own it is never a target, and so it is not one after another chat.
     return [
-        lib("chats").Row(tokens=[draw.randrange(1, 64) for _ in range(n)], mask=[draw.randrange(2) for _ in range(n)])
+        lib("chats").TokenRow(
+            tokens=[draw.randrange(1, 64) for _ in range(n)], mask=[draw.randrange(2) for _ in range(n)]
+        )
         for n in lengths
     ]
 
@@ -37,7 +39,7 @@ def test_packed_chats_have_the_loss_of_each_token_in_a_row_of_its_own() -> None:
 
     model, policy, here = lib("model"), lib("policy"), torch.device("cpu")
     torch.manual_seed(3)
-    net = model.GPT(model.Shape(layers=2, heads=2, dim=16, context=32, vocabulary=64)).double()
+    net = model.GPT(model.GPTShape(layers=2, heads=2, dim=16, context=32, vocabulary=64)).double()
     rows = drawn(24)
 
     def counted(batch: Any) -> list[tuple[int, float]]:

@@ -365,7 +365,7 @@ def test_the_samplers_log_probabilities_are_the_trainers() -> None:
 
     policy, model, arithmetic = lib("policy"), lib("model"), lib("arithmetic")
     torch.manual_seed(3)
-    net = model.GPT(model.Shape(layers=2, heads=2, dim=16, context=16)).eval()
+    net = model.GPT(model.GPTShape(layers=2, heads=2, dim=16, context=16)).eval()
     with torch.no_grad():
         net.head.weight[arithmetic.END] = net.head.weight.mean(0) + 0.3  # so that some end early
     prompts = [arithmetic.encode(text) for text in ("1+2=", "0+1+2+2=", "2+2=")]
@@ -393,7 +393,7 @@ def test_padding_changes_nothing() -> None:
     import torch
 
     policy, model, arithmetic = lib("policy"), lib("model"), lib("arithmetic")
-    net = model.GPT(model.Shape(layers=1, heads=2, dim=16, context=16)).eval()
+    net = model.GPT(model.GPTShape(layers=1, heads=2, dim=16, context=16)).eval()
     short, long = arithmetic.encode("1+2="), arithmetic.encode("0+1+2+2=")
     device = torch.device("cpu")
     alone = policy.batch([short], [[51, 10]], device)

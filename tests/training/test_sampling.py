@@ -32,7 +32,7 @@ def gpt(context: int = 64, **shape: Any) -> Any:
 
     torch.manual_seed(3)
     model = lib("model")
-    net = model.GPT(model.Shape(layers=2, heads=4, dim=32, context=context, vocabulary=64, **shape)).eval()
+    net = model.GPT(model.GPTShape(layers=2, heads=4, dim=32, context=context, vocabulary=64, **shape)).eval()
     with torch.no_grad():
         net.head.weight.mul_(40)
     return net

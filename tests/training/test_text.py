@@ -99,7 +99,7 @@ def test_a_line_belongs_to_one_unit_wherever_it_is_cut(tmp_path: Path) -> None:
     size = path.stat().st_size
     for at in range(1, size):
         pieces = [
-            documents.Piece(path=str(path), kind=".jsonl", size=0, first=first, last=last)
+            documents.FilePart(path=str(path), kind=".jsonl", size=0, first=first, last=last)
             for first, last in ((0, at), (at, size))
         ]
         assert [text for piece in pieces for text in documents.read(piece, "text")] == TEXTS[:12], at
@@ -386,7 +386,7 @@ def test_within_a_document_nothing_before_it_is_seen(tmp_path: Path) -> None:
     from lib import model
 
     torch.manual_seed(0)
-    shape = model.Shape(layers=2, heads=2, dim=32, context=24)
+    shape = model.GPTShape(layers=2, heads=2, dim=32, context=24)
     nets = {apart: model.GPT(shape, apart=apart).eval() for apart in (None, 255)}
     nets[None].load_state_dict(nets[255].state_dict())
     own = torch.randint(0, 200, (1, 10))

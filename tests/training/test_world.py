@@ -17,7 +17,7 @@ PROGRAM = """
 import sys
 import torch.distributed as dist
 import kit_rank
-progress = kit_rank.Progress(folder=sys.argv[1], name="@0")
+progress = kit_rank.RankReporter(folder=sys.argv[1], name="@0")
 dist.init_process_group("gloo")
 for step in range(3):
     progress.step(step)

@@ -11,7 +11,7 @@ import pytest
 from kit import model_size, shell
 from kit.checkpoints import convert
 from kit.errors import RunError, UsageError
-from kit.model_size import Parallelism, Shape, shape_of
+from kit.model_size import ModelShape, Parallelism, shape_of
 from tests.support import REPO, make_lock
 
 # Of the published config.json; parameters as transformers counts them.
@@ -21,7 +21,7 @@ LLAMA_3_8B = {"layers": 32, "dim": 4096, "heads": 32, "kv_heads": 8, "ffn": 1433
 SMALL = {"layers": 4, "dim": 64, "heads": 4, "vocab": 256}
 
 
-def shape(**options: int | bool | None) -> Shape:
+def shape(**options: int | bool | None) -> ModelShape:
     return shape_of(options)
 
 

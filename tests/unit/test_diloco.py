@@ -12,14 +12,14 @@ from pydantic import ValidationError
 
 from kit import config
 from kit.errors import ConfigError
-from kit.frameworks.diloco import Group, broken, least, picture, replica_groups
+from kit.frameworks.diloco import GroupPlacement, broken, least, picture, replica_groups
 from kit.planning.plan import Plan, plan
 from kit.schema.diloco import DiLoCo
 from tests.support import make_lock, make_site, write_job
 
 
-def group(index: int, nodes: tuple[int, ...], gpus: tuple[int, ...], ranks: int) -> Group:
-    return Group(index=index, nodes=nodes, gpus=gpus, ranks_per_node=ranks)
+def group(index: int, nodes: tuple[int, ...], gpus: tuple[int, ...], ranks: int) -> GroupPlacement:
+    return GroupPlacement(index=index, nodes=nodes, gpus=gpus, ranks_per_node=ranks)
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,9 @@ def group(index: int, nodes: tuple[int, ...], gpus: tuple[int, ...], ranks: int)
         (1, 0, {"replicas_per_node": 2}, [group(0, (0,), (), 1), group(1, (0,), (), 1)]),
     ],
 )
-def test_groups_share_out_nodes_and_gpus(nodes: int, gpus: int, table: dict[str, Any], expected: list[Group]) -> None:
+def test_groups_share_out_nodes_and_gpus(
+    nodes: int, gpus: int, table: dict[str, Any], expected: list[GroupPlacement]
+) -> None:
     assert list(replica_groups(nodes, gpus, DiLoCo(**table))) == expected
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from kit.errors import SlurmError, UsageError
 from kit.slurm.embedded import conf, gpus, pyxis
-from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node, ProcessId
+from kit.slurm.embedded.cluster_record import EmbeddedCluster, ProcessId, VirtualNode
 from kit.slurm.embedded.free_addresses import PORTS, choose_ports, choose_subnet
 from kit.slurm.embedded.nodes import node_address
-from kit.slurm.embedded.paths import Layout, checked_name, node_names
+from kit.slurm.embedded.paths import EmbeddedPaths, checked_name, node_names
 from kit.slurm.embedded.process import identify, is_alive
 
 FOLDER = Path("/data/clusters/lab")
@@ -21,7 +21,7 @@ FOLDER = Path("/data/clusters/lab")
 def cluster(*, isolated: bool, gpus_each: int = 2) -> EmbeddedCluster:
     devices = gpus.placeholders(FOLDER / "gpus", gpus_each)
     nodes = tuple(
-        Node(
+        VirtualNode(
             name=name,
             address=f"10.9.8.{11 + index}" if isolated else "127.0.0.1",
             port=20001 if isolated else 20001 + index,
@@ -190,17 +190,17 @@ def test_names_that_cannot_start_a_host_name_are_refused(name: str) -> None:
 @pytest.mark.parametrize("folder", ["/tmp/with blank", "/tmp/per%cent", "/tmp/a,b", "/tmp/hash#", "/tmp/" + "x" * 90])
 def test_folders_that_slurm_cannot_work_in_are_refused(folder: str) -> None:
     with pytest.raises(UsageError):
-        Layout.check_folder(Path(folder), node="lab-1")
+        EmbeddedPaths.check_folder(Path(folder), node="lab-1")
 
 
 def test_interface_names_fit_and_differ() -> None:
-    names = {Layout(Path(f"/tmp/{number}")).interface for number in range(50)}
+    names = {EmbeddedPaths(Path(f"/tmp/{number}")).interface for number in range(50)}
     assert len(names) == 50
     assert all(len(name) <= 15 for name in names)
 
 
 def test_a_record_that_cannot_be_read_is_no_cluster(tmp_path: Path) -> None:
-    layout = Layout(tmp_path)
+    layout = EmbeddedPaths(tmp_path)
     assert EmbeddedCluster.load(layout) is None
     layout.record.write_text('{"name": "lab", "of": "another version"}')
     assert EmbeddedCluster.load(layout) is None
@@ -235,5 +235,8 @@ def test_pyxis_keeps_its_state_in_the_node(tmp_path: Path) -> None:
     plugin = tmp_path / "spank_pyxis.so"
     plugin.write_bytes(b"an old one")
     found = pyxis.PyxisPlugin(plugin=plugin, enroot=Path("/usr/bin/enroot"))
-    assert pyxis.plugstack_conf(found, Layout(FOLDER)) == f"required {plugin} runtime_path={FOLDER}/node/run/pyxis\n"
-    assert pyxis.plugstack_conf(None, Layout(FOLDER)).startswith("#")
+    assert (
+        pyxis.plugstack_conf(found, EmbeddedPaths(FOLDER))
+        == f"required {plugin} runtime_path={FOLDER}/node/run/pyxis\n"
+    )
+    assert pyxis.plugstack_conf(None, EmbeddedPaths(FOLDER)).startswith("#")

@@ -408,7 +408,7 @@ def test_a_look_that_was_cut_off_has_the_ranks_that_are_whole(tmp_path: Path) ->
 def test_what_a_rank_reports(tmp_path: Path) -> None:
     """kit_rank by itself, as in a rank: a line of what it does now, and one of what its seconds went into."""
     script = (
-        "import os, sys, time\nfrom kit_rank import Progress\np = Progress(sys.argv[1], '@3')\n"
+        "import os, sys, time\nfrom kit_rank import RankReporter\np = RankReporter(sys.argv[1], '@3')\n"
         "p.step(4)\nfor step in (6, 8, 10):\n    time.sleep(0.05)\n    p.step(step)\n"
         "    if step == 8: print(open(sys.argv[1] + '/@3').readline(), end='')\n"
         "with p.phase('save'):\n    print(open(sys.argv[1] + '/@3').read(), end='')\n"
@@ -432,7 +432,7 @@ def test_what_a_rank_reports(tmp_path: Path) -> None:
 
 def test_the_last_report_of_a_process_that_is_gone_is_kept(tmp_path: Path) -> None:
     """torchrun starts a rank again before the monitor has looked."""
-    script = "import sys\nfrom kit_rank import Progress\nPROGRESS = Progress(sys.argv[1], '@3')\nPROGRESS.step(int(sys.argv[2]))\n"
+    script = "import sys\nfrom kit_rank import RankReporter\nRankReporter(sys.argv[1], '@3').step(int(sys.argv[2]))\n"
     env = {"PYTHONPATH": str(REPO / "templates" / "kit_node"), "PATH": os.environ["PATH"]}
     for step in (7, 2):
         shell.run([sys.executable, "-c", script, str(tmp_path), str(step)], env=env)

@@ -97,7 +97,7 @@ def loaded(memory: Any, _: int) -> Any:
 
 
 def steps(folder: Path, node: str) -> dict[str, list[int]]:
-    found: dict[str, list[int]] = module("kit_memory_files").Files(str(folder / node)).steps()
+    found: dict[str, list[int]] = module("kit_memory_files").MemoryFiles(str(folder / node)).steps()
     return found
 
 
@@ -186,7 +186,7 @@ def damage(path: Path, how: str) -> None:
 
 def test_a_draft_of_a_killed_rank_is_no_step_and_its_memory_is_used_again(tmp_path: Path) -> None:
     Ranks(tmp_path, NODES).run(saved(5, 10))
-    files = module("kit_memory_files").Files(str(tmp_path / "n1"))
+    files = module("kit_memory_files").MemoryFiles(str(tmp_path / "n1"))
     files.write("rank-0", 300_000).payload[:5] = b"never"  # killed here: step 5 is given up, 15 never committed
     assert files.steps()["rank-0"] == [10]
     inode = (tmp_path / "n1" / "rank-0@writing").stat().st_ino
@@ -217,7 +217,7 @@ def test_without_memory_on_a_node_it_is_off_for_all_and_says_where(
     run_dir = tmp_path / "run"
     (run_dir / "state").mkdir(parents=True)
     monkeypatch.setenv("KIT_RUN_DIR", str(run_dir))
-    files = module("kit_memory_files").Files
+    files = module("kit_memory_files").MemoryFiles
     monkeypatch.setattr(files, "free", lambda self: 1 << 40 if "n2" not in self._path else 1_000_000)
 
     def save(memory: Any, rank: int) -> bool:
@@ -274,8 +274,8 @@ class Serving:
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
         self.transfer = module("kit_memory_transfer")
-        self.files = module("kit_memory_files").Files(str(folder))
-        self.server = self.transfer.Server(self.files, b"token", "127.0.0.1")
+        self.files = module("kit_memory_files").MemoryFiles(str(folder))
+        self.server = self.transfer.PartServer(self.files, b"token", "127.0.0.1")
 
 
 @pytest.fixture
@@ -289,7 +289,7 @@ def test_a_part_is_stored_and_fetched_with_the_token_alone(tmp_path: Path, servi
     payload = memoryview(os.urandom(9_000_000))
     serving.transfer.store(serving.server.address, b"token", "rank-0", 5, payload)
     (tmp_path / "own").mkdir()
-    files = module("kit_memory_files").Files(str(tmp_path / "own"))
+    files = module("kit_memory_files").MemoryFiles(str(tmp_path / "own"))
     serving.transfer.fetch(serving.server.address, b"token", "rank-0", 5, files)
     assert files.read_part("rank-0", 5) == payload
     with pytest.raises(OSError, match=r"token|ended|reset"):
@@ -373,7 +373,7 @@ def test_a_message_cannot_be_sent_again(serving: Serving) -> None:
 
 
 def test_arrays_and_plain_values_keep_type_and_value() -> None:
-    layout_of, read_state = module("kit_memory_state").Layout, module("kit_memory_state").read_state
+    layout_of, read_state = module("kit_memory_state").StateLayout, module("kit_memory_state").read_state
     import array
     import pickle
 

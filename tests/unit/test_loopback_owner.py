@@ -98,7 +98,7 @@ def test_a_listener_that_has_no_free_file_serves_again() -> None:
 import os, resource, socket, subprocess, sys, threading, time
 sys.path.insert(0, {str(shell_templates())!r})
 import kit_memory_transfer as transfer
-server = transfer.Server(None, b"t" * 32, "127.0.0.1")
+server = transfer.PartServer(None, b"t" * 32, "127.0.0.1")
 threads = lambda: sum(one.name == "kit-memory" for one in threading.enumerate())
 silent = subprocess.Popen([sys.executable, "-c", {SILENT!r}, str(server.address[1]), "200"], stdout=subprocess.PIPE)
 silent.stdout.readline()

@@ -10,7 +10,7 @@ import pytest
 
 from kit import config, model_size
 from kit.errors import UsageError
-from kit.model_size import Shape
+from kit.model_size import ModelShape
 from kit.schema.lookup_table import Table
 from kit.schema.sweep import Sweep
 from kit.sweeps.points.expand import expand
@@ -22,14 +22,14 @@ from tests.support import REPO
 # Totals that the models' authors publish.
 PUBLISHED = {
     "GPT-2": (
-        Shape(layers=12, dim=768, heads=12, vocab=50257, tied=True, gated=False, biases=True, positions=1024),
+        ModelShape(layers=12, dim=768, heads=12, vocab=50257, tied=True, gated=False, biases=True, positions=1024),
         124_439_808,
     ),
-    "Pythia-70m": (Shape(layers=6, dim=512, heads=8, vocab=50304, gated=False, biases=True), 70_426_624),
-    "Pythia-12b": (Shape(layers=36, dim=5120, heads=40, vocab=50688, gated=False, biases=True), 11_846_072_320),
-    "Llama-7B": (Shape(layers=32, dim=4096, heads=32, vocab=32000, ffn=11008), 6_738_415_616),
+    "Pythia-70m": (ModelShape(layers=6, dim=512, heads=8, vocab=50304, gated=False, biases=True), 70_426_624),
+    "Pythia-12b": (ModelShape(layers=36, dim=5120, heads=40, vocab=50688, gated=False, biases=True), 11_846_072_320),
+    "Llama-7B": (ModelShape(layers=32, dim=4096, heads=32, vocab=32000, ffn=11008), 6_738_415_616),
     "Llama-3-8B": (
-        Shape(layers=32, dim=4096, heads=32, kv_heads=8, vocab=128256, ffn=14336),
+        ModelShape(layers=32, dim=4096, heads=32, kv_heads=8, vocab=128256, ffn=14336),
         8_030_261_248,
     ),
 }
@@ -55,18 +55,18 @@ def test_tokens_steps_and_operations() -> None:
 
 def test_a_shape_that_cannot_be() -> None:
     with pytest.raises(UsageError, match="--heads 3 must divide --dim 100"):
-        Shape(layers=1, dim=100, heads=3, vocab=10)
+        ModelShape(layers=1, dim=100, heads=3, vocab=10)
     with pytest.raises(UsageError, match="--kv-heads 3 must divide --heads 4"):
-        Shape(layers=1, dim=64, heads=4, kv_heads=3, vocab=10)
+        ModelShape(layers=1, dim=64, heads=4, kv_heads=3, vocab=10)
 
 
 def values(name: str) -> dict[str, Any]:
     return config.load_model(REPO / "tables" / f"{name}.toml", Table).values
 
 
-def shapes() -> dict[str, Shape]:
+def shapes() -> dict[str, ModelShape]:
     return {
-        name: Shape(
+        name: ModelShape(
             gated=False, biases=True, **{key: row[key] for key in ("layers", "dim", "heads", "vocab", "context")}
         )
         for name, row in values("models").items()

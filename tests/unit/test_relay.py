@@ -179,7 +179,7 @@ def _rest(one: socket.socket) -> bytes:
 
 def test_another_token_is_refused_by_both_ends(relay: Relay) -> None:
     streams = module("streams")
-    with pytest.raises((ConnectionResetError, module("relay").Refused)):
+    with pytest.raises((ConnectionResetError, module("relay").PeerRefused)):
         streams.meet(relay.address, "f" * 64, "one", "a", 1)
 
 
@@ -197,7 +197,7 @@ def test_a_relay_without_the_token_is_refused_by_the_client() -> None:
 
     thread = threading.Thread(target=pretend)
     thread.start()
-    refused = module("relay").Refused
+    refused = module("relay").PeerRefused
     with server, pytest.raises(refused, match="not this run's gate"):
         module("streams").meet(server.getsockname(), TOKEN, "one", "a", 1)
     thread.join(60)
@@ -249,7 +249,7 @@ def test_requests_that_are_not_of_the_conversation_are_closed(relay: Relay) -> N
 
     assert asyncio.run(ask("peek lighthouse")) == "no"
     for request in ("peek ../x", "meet one c 5", "meet one a -1", "connect 10.0.0.1 22", "meet a b", ""):
-        with pytest.raises(module("relay").Refused):
+        with pytest.raises(module("relay").PeerRefused):
             asyncio.run(ask(request))
 
 
@@ -258,8 +258,8 @@ def test_a_changed_message_is_refused() -> None:
     streams = module("streams")
     ours, theirs = socket.socketpair()
     between, far = socket.socketpair()
-    sender = streams.Stream(ours, TOKEN, "s", "a", 60)
-    receiver = streams.Stream(far, TOKEN, "s", "b", 60)
+    sender = streams.MessageStream(ours, TOKEN, "s", "a", 60)
+    receiver = streams.MessageStream(far, TOKEN, "s", "b", 60)
     sender.send(b"weights")
     sender.flush()
     between.sendall(theirs.recv(4096))
@@ -268,7 +268,7 @@ def test_a_changed_message_is_refused() -> None:
     sender.flush()
     second = theirs.recv(4096)
     between.sendall(second.replace(b"weights", b"wEights"))
-    with pytest.raises(module("relay").Refused, match="changed on its way"):
+    with pytest.raises(module("relay").PeerRefused, match="changed on its way"):
         receiver.receive()
     between.sendall(second[:0])
     for one in (sender, receiver):
@@ -281,17 +281,17 @@ def test_a_changed_message_is_refused() -> None:
 def test_a_message_counts_once_and_in_its_direction(what: str) -> None:
     streams = module("streams")
     ours, theirs = socket.socketpair()
-    sender = streams.Stream(ours, TOKEN, "s", "a", 60)
+    sender = streams.MessageStream(ours, TOKEN, "s", "a", 60)
     sender.send(b"one")
     sender.flush()
     sent = theirs.recv(4096)
     between, far = socket.socketpair()
-    receiver = streams.Stream(far, TOKEN, "s", "b" if what == "again" else "a", 60)
+    receiver = streams.MessageStream(far, TOKEN, "s", "b" if what == "again" else "a", 60)
     between.sendall(sent)
     if what == "again":
         assert receiver.receive() == b"one"
         between.sendall(sent)
-    with pytest.raises(module("relay").Refused):
+    with pytest.raises(module("relay").PeerRefused):
         receiver.receive()
     for one in (sender, receiver):
         one.close()

@@ -24,7 +24,7 @@ def programs(launcher: str, name: str = "reference") -> Programs:
     return config.load_model(REPO / "launchers" / launcher / "launcher.toml", Launcher).programs[name]
 
 
-def resolve(table: dict[str, Any], *, gpus: int = 8, checkpoint: dict[str, Any] | None = None) -> rl.Settings:
+def resolve(table: dict[str, Any], *, gpus: int = 8, checkpoint: dict[str, Any] | None = None) -> rl.RlSettings:
     made, saves = Rl.model_validate(table), Checkpoint.model_validate(checkpoint or {})
     assert not broken(table, gpus=gpus, checkpoint=checkpoint)
     return rl.resolve(made, programs("rl", made.programs), gpus=made.gpus_per_node or gpus, checkpoint=saves)
@@ -36,7 +36,7 @@ def broken(table: dict[str, Any], *, gpus: int, checkpoint: dict[str, Any] | Non
     return [*rl.broken(made, chosen, name="rl", gpus=gpus, checkpoint=saves)]
 
 
-def options(resolved: rl.Settings, role: str) -> dict[str, Any]:
+def options(resolved: rl.RlSettings, role: str) -> dict[str, Any]:
     return resolved.options[role]
 
 
@@ -172,7 +172,7 @@ def test_shared_keys_reach_prime_rl(table: dict[str, Any], expected: dict[str, A
         assert at(made, path) == value, path
 
 
-def at(made: rl.Settings, path: str) -> Any:
+def at(made: rl.RlSettings, path: str) -> Any:
     """What stands at role.option."""
     role, *keys = path.split(".")
     found: Any = options(made, role)

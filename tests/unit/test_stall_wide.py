@@ -150,17 +150,17 @@ def test_ranks_are_not_compared_with_each_other(monkeypatch: pytest.MonkeyPatch)
     """In a save of 3,000 ranks each was looked for in a list of all."""
     known: dict[str, Any] = {"role": "", "step": 9, "took": 1.0, "every": 1, "age": 1.0}
     ranks = [
-        progress.Rank(rank=n, node="n", phase="save", idle=900.0 if n else 1.0, slowest=2.0, **known)
+        progress.RankProgress(rank=n, node="n", phase="save", idle=900.0 if n else 1.0, slowest=2.0, **known)
         for n in range(3_000)
     ]
     compared: list[object] = []
-    really = progress.Rank.__eq__
+    really = progress.RankProgress.__eq__
 
-    def counted(one: progress.Rank, other: object) -> bool:
+    def counted(one: progress.RankProgress, other: object) -> bool:
         compared.append(other)
         return really(one, other)
 
-    monkeypatch.setattr(progress.Rank, "__eq__", counted)
+    monkeypatch.setattr(progress.RankProgress, "__eq__", counted)
     progress.stall(ranks)
     assert len(compared) < len(ranks)
 

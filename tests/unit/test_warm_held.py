@@ -192,7 +192,7 @@ def test_after_an_error_the_others_may_end_by_themselves_first(
     killed: list[int] = []
     monkeypatch.setattr(held_module, "time", SimpleNamespace(monotonic=lambda: now[0]))
     monkeypatch.setattr(held_module, "_kill", killed.append)
-    rank = held_module.Rank(None, {"env": {"KIT_ATTEMPT": "0", "RANK": "1"}, "fds": []})
+    rank = held_module.HeldRank(None, {"env": {"KIT_ATTEMPT": "0", "RANK": "1"}, "fds": []})
     rank.pid = 7
     held = held_module.Held({7: rank}, lambda _: None)
     held._order("stop", "0", how)

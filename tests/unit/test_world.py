@@ -21,7 +21,7 @@ def get_world_size(): return int(os.environ["MEETS"])
 _PROGRAM = """
 import torch.distributed
 import kit_rank
-progress = kit_rank.Progress(folder={folder!r}, name="@0")
+progress = kit_rank.RankReporter(folder={folder!r}, name="@0")
 progress.step(0)
 progress.step(1)
 print("trained")

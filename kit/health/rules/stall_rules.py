@@ -56,7 +56,7 @@ def live(record: Record) -> Answer | None:
     return _filled(stall.rule, known, cited[:_CITED])
 
 
-def _down(record: Record, ranks: Sequence[progress.Rank], stall: dict[str, object] | None) -> Answer | None:
+def _down(record: Record, ranks: Sequence[progress.RankProgress], stall: dict[str, object] | None) -> Answer | None:
     """A role, such as a lighthouse or an inference server, that ended and is not back yet, or came back after
     others stood still.
     """
@@ -114,7 +114,7 @@ def ended(record: Record) -> Answer | None:
     return replace(found, line=line, next=filled(RESUME, record.values))
 
 
-def _reported(record: Record) -> list[progress.Rank]:
+def _reported(record: Record) -> list[progress.RankProgress]:
     """The reports of the ranks since their last start."""
     return progress.read_ranks(record.run_dir, record.status.job_id, since=progress.begun(record.events))
 
@@ -321,7 +321,7 @@ def _describe(
     return known, tuple(Evidence(file=r.file, line=at, text=shown(r.lines[at - 1].strip())) for r, at in lines)
 
 
-def _straggles(record: Record, ranks: Sequence[progress.Rank]) -> Answer | None:
+def _straggles(record: Record, ranks: Sequence[progress.RankProgress]) -> Answer | None:
     found = progress.straggler(ranks)
     if found is None:
         return None
@@ -334,7 +334,7 @@ def _straggles(record: Record, ranks: Sequence[progress.Rank]) -> Answer | None:
     return _filled(progress.STRAGGLES, values, (Evidence(file="monitor", line=0, text=text),))
 
 
-def _clock(record: Record, ranks: Sequence[progress.Rank]) -> Answer | None:
+def _clock(record: Record, ranks: Sequence[progress.RankProgress]) -> Answer | None:
     one = next((r for r in ranks if progress.clock_is_wrong(r)), None)
     if one is None:
         return None

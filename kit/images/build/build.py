@@ -26,7 +26,7 @@ from kit.images.build import (
     requirements_lock,
     wheels,
 )
-from kit.images.progress import Report
+from kit.images.progress import ProgressReporter
 from kit.images.sources import engine_session, oci, tree_edits, tree_stream
 from kit.images.sources.engine import Engine, EngineImage, connect
 from kit.images.squash import squash
@@ -67,7 +67,7 @@ class _BuildFolder:
     needs: dockerfile_needs.Dockerfile
 
 
-def build(order: BuildOrder, report: Report) -> squash_and_lock.Outcome:
+def build(order: BuildOrder, report: ProgressReporter) -> squash_and_lock.Outcome:
     """Build the image unless the store already has it, and before it each base that is not there; see BuildOrder and Outcome.
 
     ConfigError for a wrong image.toml, EngineError without an engine, LockError with `locked`, ImageError for everything else.
@@ -75,7 +75,7 @@ def build(order: BuildOrder, report: Report) -> squash_and_lock.Outcome:
     return _build(order, report, ())
 
 
-def _build(order: BuildOrder, report: Report, above: tuple[str, ...]) -> squash_and_lock.Outcome:
+def _build(order: BuildOrder, report: ProgressReporter, above: tuple[str, ...]) -> squash_and_lock.Outcome:
     """above: the images that are built on this one."""
     start = time.monotonic()
     folder, target = _read(order, report, above)
@@ -94,11 +94,13 @@ def _build(order: BuildOrder, report: Report, above: tuple[str, ...]) -> squash_
     return replace(done, seconds=time.monotonic() - start)
 
 
-def _waiting(report: Report, who: str) -> None:
+def _waiting(report: ProgressReporter, who: str) -> None:
     report.stage(f"{who} is making this image; waiting, then using it")
 
 
-def _read(order: BuildOrder, report: Report, above: tuple[str, ...]) -> tuple[_BuildFolder, squash_and_lock.Target]:
+def _read(
+    order: BuildOrder, report: ProgressReporter, above: tuple[str, ...]
+) -> tuple[_BuildFolder, squash_and_lock.Target]:
     entry = data_folders.find("containers", order.name, project_dir=order.project)
     spec = load_model(entry.path, ImageSpec)
     other = _other(order, spec, report, above)
@@ -163,7 +165,9 @@ def _pinned(spec: ImageSpec, target: squash_and_lock.Target) -> base_image.Pinne
     return base_image.Pinned(lock=locked, required=target.locked or locked.inputs == target.inputs)
 
 
-def _other(order: BuildOrder, spec: ImageSpec, report: Report, above: tuple[str, ...]) -> tuple[ImageLock, Path] | None:
+def _other(
+    order: BuildOrder, spec: ImageSpec, report: ProgressReporter, above: tuple[str, ...]
+) -> tuple[ImageLock, Path] | None:
     """Lock and .sqsh of the image that this one builds on. The .sqsh must match its lock. A base that is missing is built."""
     name = spec.base.image if spec.base else None
     if name is None:
@@ -196,7 +200,7 @@ def _lacking(order: BuildOrder, base: str) -> str:
     return "its file is not in the store" if store.lacks_built(order.store, image_lock.read_lock(lock_file)) else ""
 
 
-def _engine(folder: _BuildFolder, report: Report) -> Engine | None:
+def _engine(folder: _BuildFolder, report: ProgressReporter) -> Engine | None:
     """Return the engine; None if no engine answers and the image can be built without one."""
     try:
         return connect()
@@ -210,7 +214,7 @@ def _engine(folder: _BuildFolder, report: Report) -> Engine | None:
 
 @contextlib.contextmanager
 def _content(
-    order: BuildOrder, folder: _BuildFolder, engine: Engine | None, work: Path, report: Report
+    order: BuildOrder, folder: _BuildFolder, engine: Engine | None, work: Path, report: ProgressReporter
 ) -> Iterator[squash_and_lock.Content]:
     """Build the image: prepare the base, fetch the packages, then run the Dockerfile."""
     if engine is not None:
@@ -237,7 +241,7 @@ def _content(
         )
 
 
-def _packages(order: BuildOrder, folder: _BuildFolder, report: Report) -> tuple[Path, ...]:
+def _packages(order: BuildOrder, folder: _BuildFolder, report: ProgressReporter) -> tuple[Path, ...]:
     python = folder.spec.python
     if python is None:
         return ()
@@ -246,7 +250,7 @@ def _packages(order: BuildOrder, folder: _BuildFolder, report: Report) -> tuple[
 
 
 def _by_engine(
-    order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: Report
+    order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: ProgressReporter
 ) -> squash_and_lock.Content:
     spec, toml = folder.spec, folder.path / "image.toml"
     foreign_platform.require(spec, folder.needs, folder.other[0] if folder.other else None, engine=engine.platform)
@@ -307,7 +311,9 @@ def _by_engine(
     )
 
 
-def _base(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: Report) -> base_image.ReadyBase:
+def _base(
+    order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: ProgressReporter
+) -> base_image.ReadyBase:
     platform, base = folder.spec.build.platform, folder.spec.base
     if base is None:
         return base_image.own(engine, folder.needs.base, platform_=platform, on_line=report.line)
@@ -323,7 +329,9 @@ def _base(order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, r
     )
 
 
-def _sent(folder: _BuildFolder, held: buildkit.Session | None, work: Path) -> tuple[build_context.ContextFile, ...]:
+def _sent(
+    folder: _BuildFolder, held: buildkit.BuildKitSession | None, work: Path
+) -> tuple[build_context.ContextFile, ...]:
     """The files for the engine, with the Dockerfile as the session sends it."""
     if held is None or held.dockerfile == folder.needs.text:
         return folder.files
@@ -339,7 +347,7 @@ def _with_automatic(options: Build, needs: dockerfile_needs.Dockerfile, engine: 
     return options.model_copy(update={"args": {**values, **options.args}})
 
 
-def _frontend_notes(held: buildkit.Session | None) -> tuple[str, ...]:
+def _frontend_notes(held: buildkit.BuildKitSession | None) -> tuple[str, ...]:
     if held is None or not held.fetched or "@sha256:" in held.fetched:
         return ()
     return (f"the Dockerfile takes {held.fetched} without a digest: another build may take another image",)
@@ -353,8 +361,8 @@ def ways(engine: Engine, image: EngineImage) -> tuple[squash_and_lock.Way, ...]:
         yield squash.Tree(layers=image.layers)
 
     @contextlib.contextmanager
-    def streamed() -> Iterator[squash.Stream]:
+    def streamed() -> Iterator[squash.TarStream]:
         with engine.export(image.id) as chunks:
-            yield squash.Stream(members=tree_stream.parsed(chunks))
+            yield squash.TarStream(members=tree_stream.parsed(chunks))
 
     return (mounted, streamed) if image.layers else (streamed,)

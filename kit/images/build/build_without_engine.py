@@ -23,7 +23,7 @@ from kit.images.build.build_context import ContextFile
 from kit.images.build.dockerfile_lines import Instruction
 from kit.images.sources import build_failure, folder_tree, tree_edits
 from kit.images.squash import sqshfile
-from kit.images.squash.squash import Stream, Tree
+from kit.images.squash.squash import TarStream, Tree
 from kit.images.squash_and_lock import Way
 from kit.schema.image import ImageConfig, ImageSpec
 
@@ -134,10 +134,12 @@ def ways(root: Path) -> tuple[Way, ...]:
         yield Tree(layers=(root,))
 
     @contextlib.contextmanager
-    def walked() -> Iterator[Stream]:
+    def walked() -> Iterator[TarStream]:
         look = folder_tree.looker(root)
         members = folder_tree.entries(root)
-        yield Stream(members=members, method="walking the folder", settle=lambda edit: tree_edits.settled(edit, look))
+        yield TarStream(
+            members=members, method="walking the folder", settle=lambda edit: tree_edits.settled(edit, look)
+        )
 
     return (mounted, walked) if os.geteuid() == 0 else (walked,)
 

@@ -28,7 +28,7 @@ _MODERN_RELEASE = 23
 
 
 @dataclass(frozen=True, kw_only=True)
-class Session:
+class BuildKitSession:
     """A `docker` program that can hold a BuildKit session. secrets: values of its option --secret. env: its environment.
 
     dockerfile: the text to send. fetched: the frontend that the engine fetches from a registry; empty for its own.
@@ -64,7 +64,7 @@ def missing(toml: Path, file: Path, needs: Dockerfile, options: Build) -> Iterat
             yield f"{file}: line {one.line}: no secret {name} for the step: {problem}"
 
 
-def session(toml: Path, file: Path, needs: Dockerfile, options: Build, engine: str) -> Session:
+def session(toml: Path, file: Path, needs: Dockerfile, options: Build, engine: str) -> BuildKitSession:
     """Find everything that a build by BuildKit needs. engine: its version, or `Podman`.
 
     ImageError with the line that needs BuildKit, if this engine or this machine has none. ConfigError for a secret that does not
@@ -84,11 +84,11 @@ def session(toml: Path, file: Path, needs: Dockerfile, options: Build, engine: s
             problem, hint=f"install Docker's plugin buildx, so that 'docker buildx version' answers; or {first.instead}"
         )
     secrets = tuple(_secrets(toml, options.secrets))
-    return Session(program=program, secrets=secrets, env=env, dockerfile=text, fetched=fetched)
+    return BuildKitSession(program=program, secrets=secrets, env=env, dockerfile=text, fetched=fetched)
 
 
 def _frontend(file: Path, needs: Dockerfile, engine: str) -> tuple[str, str]:
-    """The text to send, and the frontend that the engine fetches for it; see Session.
+    """The text to send, and the frontend that the engine fetches for it; see BuildKitSession.
 
     The engine's own frontend needs no registry, so a `# syntax=` line stays only if the engine is too old for the file, or if the
     line names another frontend. ImageError if the engine is too old and there is no such line.
@@ -110,7 +110,7 @@ def _frontend(file: Path, needs: Dockerfile, engine: str) -> tuple[str, str]:
 
 
 def build(
-    held: Session,
+    held: BuildKitSession,
     context: Iterable[bytes],
     *,
     tag: str,
@@ -227,7 +227,7 @@ def _comma_separated(*fields: str) -> str:
     return line.getvalue()
 
 
-def _failure(output: list[str], held: Session) -> build_failure.FailedBuild:
+def _failure(output: list[str], held: BuildKitSession) -> build_failure.FailedBuild:
     """BuildKit prints each line as `#STEP SECONDS TEXT`, and its final message last."""
     verdict = next((line for line in reversed(output) if line.strip() and not set(line) <= {"-"}), "it printed nothing")
     failed = next((match for line in reversed(output) if (match := re.match(r"#(\d+) ERROR: ", line))), None)

@@ -67,7 +67,7 @@ def chunks(packed: Blob, work: Path) -> Iterator[bytes]:
 def _by_library(packed: Blob, compression: str) -> Iterator[bytes]:
     source = packed.open()
     try:
-        with _OPEN[compression](cast(IO[bytes], layer_bytes.File(source))) as stream:
+        with _OPEN[compression](cast(IO[bytes], layer_bytes.LayerFile(source))) as stream:
             while chunk := stream.read(_CHUNK):
                 yield chunk
     except (lzma.LZMAError, EOFError, ValueError) as error:

@@ -45,12 +45,12 @@ class Blob:
         """All of a file, without a digest."""
         return cls(file=file, size=file.stat().st_size, name=name or file.name)
 
-    def open(self) -> Plain:
+    def open(self) -> FileSlice:
         """Open the bytes as they are, without decompression."""
-        return Plain(self.file, self.start, self.size)
+        return FileSlice(self.file, self.start, self.size)
 
 
-class Plain:
+class FileSlice:
     """A part of a file."""
 
     def __init__(self, file: Path, start: int, size: int) -> None:
@@ -67,7 +67,7 @@ class Plain:
         os.close(self._handle)
 
 
-class File:
+class LayerFile:
     """A file object with the methods that the standard library's readers need."""
 
     def __init__(self, source: Bytes) -> None:

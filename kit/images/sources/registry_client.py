@@ -259,11 +259,11 @@ def _session() -> requests.Session:
     """A session that follows no redirect on its own: before it could be asked not to, it would read the whole body of one."""
     import requests
 
-    class Session(requests.Session):
+    class RegistrySession(requests.Session):
         def get_redirect_target(self, resp: requests.Response) -> str | None:
             return None
 
-    return Session()
+    return RegistrySession()
 
 
 class _NoNetrc:

@@ -6,7 +6,7 @@ import io
 import tarfile
 from typing import NamedTuple
 
-from kit.images.sources.layer_bytes import Bytes, File
+from kit.images.sources.layer_bytes import Bytes, LayerFile
 from kit.images.sources.tree_stream import ENCODING, ERRORS, Data
 
 _BLOCK = tarfile.BLOCKSIZE
@@ -33,7 +33,7 @@ class Headers:
 
     def __init__(self, source: Bytes) -> None:
         self._source = source
-        self._file = File(source)
+        self._file = LayerFile(source)
         # fromtarfile() needs a TarFile for its file, its encoding and its global headers.
         self._tar = tarfile.open(fileobj=io.BytesIO(bytes(2 * _BLOCK)), encoding=ENCODING, errors=ERRORS)  # noqa: SIM115
         self._tar.fileobj = self._file  # type: ignore[assignment]
@@ -58,7 +58,7 @@ class Headers:
     def data(self, member: tarfile.TarInfo) -> Data:
         """The content of a file."""
         if not member.issparse():
-            return _Part(self._source, member.offset_data, member.size)
+            return _TarSlice(self._source, member.offset_data, member.size)
         found = self._tar.extractfile(member)
         assert found is not None, "a regular file"
         return found
@@ -113,7 +113,7 @@ def _text(field: bytes) -> str:
     return field.partition(b"\0")[0].decode(ENCODING, ERRORS)
 
 
-class _Part:
+class _TarSlice:
     """`size` bytes of a tar from offset `place`."""
 
     def __init__(self, source: Bytes, place: int, size: int) -> None:

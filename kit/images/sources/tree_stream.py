@@ -61,7 +61,7 @@ def parsed(chunks: Iterable[bytes]) -> Iterator[Entry]:
 
 
 @dataclass
-class Lost:
+class DroppedData:
     """Data of an image that is dropped, for a warning: files with access control lists."""
 
     count: int = 0
@@ -81,7 +81,7 @@ class Lost:
         )
 
 
-def edited(members: Iterable[Entry], edit: Edit, work: Path, lost: Lost | None = None) -> Generator[bytes]:
+def edited(members: Iterable[Entry], edit: Edit, work: Path, lost: DroppedData | None = None) -> Generator[bytes]:
     """A tar of the members with `edit` applied.
 
     The members come in walk order, and a hard link after its target, as `parsed` and `layer_tree.merged` yield them. Additions are
@@ -89,7 +89,7 @@ def edited(members: Iterable[Entry], edit: Edit, work: Path, lost: Lost | None =
     folder for the data of dropped files, which another hard link may still need. lost: collects what is not kept.
     """
     with _Spool(work) as spool:
-        yield from _Editing(edit, spool, lost or Lost()).stream(members)
+        yield from _Editing(edit, spool, lost or DroppedData()).stream(members)
 
 
 class _Spool:
@@ -118,10 +118,10 @@ class _Spool:
             return None
         member, place = self._held[name]
         self._file.seek(place)
-        return copy.copy(member), _Part(self._file, member.size) if member.isreg() else None
+        return copy.copy(member), _FileChunk(self._file, member.size) if member.isreg() else None
 
 
-class _Part:
+class _FileChunk:
     """The next `size` bytes of a file."""
 
     def __init__(self, file: IO[bytes], size: int) -> None:
@@ -137,7 +137,7 @@ class _Part:
 class _Editing:
     """One pass over a stream."""
 
-    def __init__(self, edit: Edit, spool: _Spool, lost: Lost) -> None:
+    def __init__(self, edit: Edit, spool: _Spool, lost: DroppedData) -> None:
         self._edit, self._lost = edit, lost
         self._spool = spool
         self._waiting = list(edit.additions)

@@ -41,7 +41,7 @@ class Tree:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Stream:
+class TarStream:
     """Content as members of a tar, in walk order (see `tree_stream.edited`). method: how it is read, for the user.
 
     settle: see `tree_edits.settled`. An engine's export already contains the working directory.
@@ -80,7 +80,7 @@ def mksquashfs() -> tuple[str, str]:
 
 
 def write_squashfs(
-    source: Tree | Stream | Finished,
+    source: Tree | TarStream | Finished,
     edit: Edit,
     target: Path,
     options: Options,
@@ -93,9 +93,9 @@ def write_squashfs(
     working files. ImageError when mksquashfs fails, AnotherWayError for a Tree that must be read in another way.
     """
     program, _ = mksquashfs()
-    lost = tree_stream.Lost()
+    lost = tree_stream.DroppedData()
     try:
-        if isinstance(source, Stream):
+        if isinstance(source, TarStream):
             # -tar comes first: it sets defaults, which the arguments after it override.
             argv = [program, "-", str(target), "-tar", *_arguments(options)]
             with contextlib.closing(
@@ -135,7 +135,7 @@ def _from_tree(source: Tree, edit: Edit, target: Path, options: Options, on_byte
     folder = target.parent
     program, _ = mksquashfs()
     modes = ["-action", "chmod(u+rwx)@type(d)", "-action", "chmod(u+r)@type(f)"]
-    request: squash_overlay.Request = {
+    request: squash_overlay.OverlayRequest = {
         "layers": [str(layer) for layer in source.layers],
         "additions": [_place(addition, number, folder) for number, addition in enumerate(edit.additions)],
         "dropped": list(edit.dropped),
@@ -154,7 +154,7 @@ def _from_tree(source: Tree, edit: Edit, target: Path, options: Options, on_byte
         raise shell.failed(replace(done, argv=(program,)))  # the child process has become mksquashfs
 
 
-def _place(addition: Addition, number: int, folder: Path) -> squash_overlay.Place:
+def _place(addition: Addition, number: int, folder: Path) -> squash_overlay.OverlayAddition:
     name = None
     if addition.content is not None:
         name = f"added-{number}"

@@ -4,7 +4,7 @@
 
 The kit's own files are one more layer above the image's layers, so nothing is copied and the image does not change. The mounts
 exist only in this process's mount namespace and end with the process, even after kill -9. The kernel ends the process when its
-parent dies. The request is a `Request` as JSON. Its folder is private and holds the working files.
+parent dies. The request is a `OverlayRequest` as JSON. Its folder is private and holds the working files.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class UnlikeError(Exception):
     """mksquashfs would read something in the tree differently from a folder than from a stream."""
 
 
-class Place(TypedDict):
+class OverlayAddition(TypedDict):
     """A `tree_edits.Addition`. content: the name of a file in the request's folder."""
 
     path: str
@@ -52,11 +52,11 @@ class Place(TypedDict):
     follows: bool
 
 
-class Request(TypedDict):
+class OverlayRequest(TypedDict):
     """layers: topmost first. dropped: patterns of paths to leave out. argv: mksquashfs without its source."""
 
     layers: list[str]
-    additions: list[Place]
+    additions: list[OverlayAddition]
     dropped: list[str]
     keep_times: bool
     argv: list[str]
@@ -65,7 +65,7 @@ class Request(TypedDict):
 def main(request_file: str) -> NoReturn:
     """Mount the layers, write the pid for the parent to watch, and exec mksquashfs."""
     folder = Path(request_file).parent
-    request: Request = json.loads(Path(request_file).read_text(encoding="utf-8"))
+    request: OverlayRequest = json.loads(Path(request_file).read_text(encoding="utf-8"))
     _die_with_parent()
     _check(_libc().unshare(_CLONE_NEWNS), "unshare")
     _mount("none", Path("/"), None, _MS_REC | _MS_PRIVATE, None)
@@ -99,7 +99,7 @@ def _links(folder: Path, layers: list[str], top: Path) -> Path:
     return folder
 
 
-def _edit(request: Request, folder: Path) -> Edit:
+def _edit(request: OverlayRequest, folder: Path) -> Edit:
     additions = tuple(
         Addition(
             path=addition["path"],

@@ -7,7 +7,7 @@
 
 | module | does |
 |---|---|
-| `cluster_record` | the record of a cluster: `EmbeddedCluster`, `Node`, `ClusterSize` |
+| `cluster_record` | the record of a cluster: `EmbeddedCluster`, `VirtualNode`, `ClusterSize` |
 | `paths` | every path and name |
 | `free_addresses` | free ports, a free subnet |
 | `gpus`, `pyxis` | the GPU devices of each node; whether the container plugin can be loaded |
@@ -29,16 +29,26 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kit.slurm.embedded.cluster_record import ClusterSize, EmbeddedCluster, Node
+    from kit.slurm.embedded.cluster_record import ClusterSize, EmbeddedCluster, VirtualNode
     from kit.slurm.embedded.find_cluster import default_folder, find
     from kit.slurm.embedded.lifecycle import ClusterStatus, down, status, up
 
-__all__ = ["ClusterSize", "ClusterStatus", "EmbeddedCluster", "Node", "default_folder", "down", "find", "status", "up"]
+__all__ = [
+    "ClusterSize",
+    "ClusterStatus",
+    "EmbeddedCluster",
+    "VirtualNode",
+    "default_folder",
+    "down",
+    "find",
+    "status",
+    "up",
+]
 # Where a name is, but for those of lifecycle: each is imported when it is first used.
 _PLACES = {
     "ClusterSize": "cluster_record",
     "EmbeddedCluster": "cluster_record",
-    "Node": "cluster_record",
+    "VirtualNode": "cluster_record",
     "default_folder": "find_cluster",
     "find": "find_cluster",
 }

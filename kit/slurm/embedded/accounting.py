@@ -15,7 +15,7 @@ from kit import shell
 from kit.errors import SlurmError
 from kit.slurm.embedded import daemons, process
 from kit.slurm.embedded.cluster_record import Accounting, EmbeddedCluster, ProcessId
-from kit.slurm.embedded.paths import Layout
+from kit.slurm.embedded.paths import EmbeddedPaths
 
 ACCOUNT = "research"
 # QOS in addition to Slurm's own `normal`, which has no limit. A job that exceeds a limit is refused (DenyOnLimit) or waits.
@@ -107,7 +107,7 @@ JobAcctGatherFrequency=task=1
 """
 
 
-def _start_database(layout: Layout, ports: Accounting, password: str, env: Mapping[str, str]) -> ProcessId:
+def _start_database(layout: EmbeddedPaths, ports: Accounting, password: str, env: Mapping[str, str]) -> ProcessId:
     """A MariaDB with only slurmdbd's user and its empty database."""
     data = layout.folder / "database"
     data.mkdir(mode=0o700)
@@ -148,7 +148,7 @@ def _add_associations(cluster: EmbeddedCluster, env: Mapping[str, str]) -> None:
     add("modify", "account", ACCOUNT, "set", f"QOS={names}", "DefaultQOS=normal")
 
 
-def _wait(name: str, started: ProcessId, layout: Layout, condition: Callable[[], bool]) -> None:
+def _wait(name: str, started: ProcessId, layout: EmbeddedPaths, condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + _START_S
     while not condition():
         if not process.is_alive(started) or time.monotonic() > deadline:

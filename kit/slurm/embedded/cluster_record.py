@@ -12,7 +12,7 @@ from pydantic import Field, ValidationError
 from kit.errors import SlurmError
 from kit.files import untrusted_files
 from kit.schema.schema_base import Model
-from kit.slurm.embedded.paths import Layout
+from kit.slurm.embedded.paths import EmbeddedPaths
 
 
 class ClusterSize(Model):
@@ -37,7 +37,7 @@ class ProcessId(Model):
     start: int
 
 
-class Node(Model):
+class VirtualNode(Model):
     """One virtual node. gpus: device files. init: the first process of its namespaces; None without isolation."""
 
     name: str
@@ -69,7 +69,7 @@ class EmbeddedCluster(Model):
     controller_address: str
     controller_port: int
     subnet: str | None
-    nodes: tuple[Node, ...]
+    nodes: tuple[VirtualNode, ...]
     pyxis: Path | None
     conf: dict[str, str] = Field(default_factory=dict)
     accounting: Accounting | None = None
@@ -77,9 +77,9 @@ class EmbeddedCluster(Model):
     daemons: dict[str, ProcessId] = Field(default_factory=dict)
 
     @property
-    def layout(self) -> Layout:
+    def layout(self) -> EmbeddedPaths:
         """Its paths."""
-        return Layout(self.folder)
+        return EmbeddedPaths(self.folder)
 
     @property
     def slurm_conf(self) -> Path:
@@ -115,7 +115,7 @@ class EmbeddedCluster(Model):
         """The environment variables that every Slurm command needs to talk to this cluster."""
         return {"SLURM_CONF": str(self.slurm_conf)}
 
-    def node(self, name: str) -> Node:
+    def node(self, name: str) -> VirtualNode:
         """The node called `name`; SlurmError when there is none."""
         for node in self.nodes:
             if node.name == name:
@@ -141,7 +141,7 @@ class EmbeddedCluster(Model):
         self.layout.unfinished_record.replace(self.layout.record)
 
     @classmethod
-    def load(cls, layout: Layout) -> EmbeddedCluster | None:
+    def load(cls, layout: EmbeddedPaths) -> EmbeddedCluster | None:
         """The recorded cluster; None if the folder has none, or one written by another version of the kit."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError, ValidationError):
             return cls.model_validate_json(untrusted_files.read_bytes(layout.record))

@@ -9,7 +9,7 @@ import re
 
 from kit.errors import SlurmError
 from kit.slurm.embedded import accounting, settings
-from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node
+from kit.slurm.embedded.cluster_record import EmbeddedCluster, VirtualNode
 
 Version = tuple[int, int]
 
@@ -123,7 +123,7 @@ def hosts(cluster: EmbeddedCluster) -> str:
     return "\n".join(["127.0.0.1\tlocalhost", *names, *mapped, ""])
 
 
-def _node_line(cluster: EmbeddedCluster, node: Node) -> str:
+def _node_line(cluster: EmbeddedCluster, node: VirtualNode) -> str:
     host = node.name if cluster.isolated else cluster.controller_host
     gres = f" Gres=gpu:{len(node.gpus)}" if node.gpus else ""
     return (

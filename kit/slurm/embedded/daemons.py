@@ -12,8 +12,8 @@ from pathlib import Path
 from kit import shell
 from kit.errors import SlurmError
 from kit.slurm.embedded import process
-from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node, ProcessId
-from kit.slurm.embedded.paths import Layout
+from kit.slurm.embedded.cluster_record import EmbeddedCluster, ProcessId, VirtualNode
+from kit.slurm.embedded.paths import EmbeddedPaths
 
 # Every process that the kit starts for a cluster has this variable, and no other process does. SLURM_CONF may also be in users'
 # shells.
@@ -36,7 +36,7 @@ def program(name: str) -> str:
     return shell.require(name, hint=_HINT)
 
 
-def environment(layout: Layout) -> dict[str, str]:
+def environment(layout: EmbeddedPaths) -> dict[str, str]:
     """The complete environment of a daemon. Of the user's shell it takes only PATH, since jobs inherit from daemons."""
     path = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/local/sbin", "/usr/sbin", "/sbin"])
     return {"PATH": path, "HOME": str(Path.home()), "SLURM_CONF": str(layout.slurm_conf), MARK: str(layout.folder)}
@@ -47,7 +47,7 @@ def user() -> str:
     return pwd.getpwuid(os.geteuid()).pw_name
 
 
-def start_munged(layout: Layout, env: Mapping[str, str]) -> ProcessId:
+def start_munged(layout: EmbeddedPaths, env: Mapping[str, str]) -> ProcessId:
     """Make the cluster's own munge key and start munged with it. Returns when munged's socket exists."""
     home = layout.munge_key.parent
     home.mkdir(mode=0o755)
@@ -71,13 +71,13 @@ def start_munged(layout: Layout, env: Mapping[str, str]) -> ProcessId:
     return started
 
 
-def start_controller(layout: Layout, env: Mapping[str, str]) -> ProcessId:
+def start_controller(layout: EmbeddedPaths, env: Mapping[str, str]) -> ProcessId:
     """Start slurmctld with an empty state."""
     layout.controller_state.mkdir(mode=0o700)
     return start(layout, "slurmctld", [program("slurmctld"), "-D", "-c"], env)
 
 
-def start_slurmd(cluster: EmbeddedCluster, node: Node, env: Mapping[str, str]) -> ProcessId:
+def start_slurmd(cluster: EmbeddedCluster, node: VirtualNode, env: Mapping[str, str]) -> ProcessId:
     """Start a node's slurmd, inside the node's namespaces if it has any.
 
     In namespaces, the returned process is nsenter(1), which waits for slurmd and ends with it.
@@ -93,7 +93,7 @@ def dead(cluster: EmbeddedCluster) -> list[str]:
     return gone + [node.name for node in cluster.nodes if node.init and not process.is_alive(node.init)]
 
 
-def tail(layout: Layout, daemon: str) -> str:
+def tail(layout: EmbeddedPaths, daemon: str) -> str:
     """The last lines of a daemon's log or, if it has none, of its console output; each indented by two blanks."""
     for path in (layout.log(daemon), layout.console(daemon)):
         if path.exists() and (said := path.read_text(errors="replace").splitlines()[-_TAIL_LINES:]):
@@ -101,7 +101,7 @@ def tail(layout: Layout, daemon: str) -> str:
     return f"{daemon} logged nothing"
 
 
-def start(layout: Layout, name: str, argv: list[str], env: Mapping[str, str]) -> ProcessId:
+def start(layout: EmbeddedPaths, name: str, argv: list[str], env: Mapping[str, str]) -> ProcessId:
     """Start a daemon of the cluster, with its output in `console(name)`. SlurmError with its last output if it ends at once."""
     pid = shell.daemon(argv, log=layout.console(name), env=env, cwd=layout.folder)
     started = process.identify(pid)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kit import data_folders
 from kit.errors import UsageError
-from kit.slurm.embedded.paths import Layout, checked_name, node_names
+from kit.slurm.embedded.paths import EmbeddedPaths, checked_name, node_names
 
 if TYPE_CHECKING:
     from kit.slurm.embedded.cluster_record import EmbeddedCluster
@@ -31,10 +31,10 @@ def find(name: str = "local", *, folder: Path | None = None) -> EmbeddedCluster 
     return cluster if cluster and cluster.phase == "up" and cluster.boot_id == this_boot() else None
 
 
-def layout_of(name: str, folder: Path | None) -> Layout:
+def layout_of(name: str, folder: Path | None) -> EmbeddedPaths:
     """The paths of a cluster, short enough for Slurm's sockets. UsageError if they are too long."""
     longest = node_names(checked_name(name), 1)[-1]
-    return Layout.check_folder(folder or default_folder(name), node=longest)
+    return EmbeddedPaths.check_folder(folder or default_folder(name), node=longest)
 
 
 def this_boot() -> str:

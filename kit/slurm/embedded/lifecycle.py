@@ -29,11 +29,11 @@ from kit.slurm.embedded.cluster_record import (
     Accounting,
     ClusterSize,
     EmbeddedCluster,
-    Node,
+    VirtualNode,
     machine_memory_mb,
 )
 from kit.slurm.embedded.find_cluster import layout_of, this_boot
-from kit.slurm.embedded.paths import Layout, node_names
+from kit.slurm.embedded.paths import EmbeddedPaths, node_names
 from kit.slurm.embedded.pyxis import PyxisPlugin, choose, plugstack_conf
 
 Say = Callable[[str], None]
@@ -50,7 +50,7 @@ _MIN_CPUS = 8
 class NodeStatus:
     """A node as slurmctld sees it. state: Slurm's own word; empty if slurmctld does not answer."""
 
-    node: Node
+    node: VirtualNode
     state: str
 
 
@@ -144,13 +144,13 @@ def _dead(cluster: EmbeddedCluster) -> tuple[str, ...]:
     return everything if cluster.boot_id != this_boot() else tuple(daemons.dead(cluster))
 
 
-def _running(layout: Layout) -> EmbeddedCluster | None:
+def _running(layout: EmbeddedPaths) -> EmbeddedCluster | None:
     cluster = EmbeddedCluster.load(layout)
     return cluster if cluster and cluster.phase == "up" and not _dead(cluster) else None
 
 
 def _design(
-    name: str, layout: Layout, shape: ClusterSize, pyxis: PyxisPlugin | None, *, isolated: bool
+    name: str, layout: EmbeddedPaths, shape: ClusterSize, pyxis: PyxisPlugin | None, *, isolated: bool
 ) -> EmbeddedCluster:
     """Plan the cluster, before anything is created."""
     names = node_names(name, shape.nodes)
@@ -180,7 +180,7 @@ def _design(
         controller_port=first,
         subnet=str(subnet) if subnet else None,
         nodes=tuple(
-            Node(
+            VirtualNode(
                 name=node,
                 address=nodes.node_address(subnet, index) if subnet else "127.0.0.1",
                 port=ports[0 if subnet else index],

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import SlurmError
-from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node
+from kit.slurm.embedded.cluster_record import EmbeddedCluster, VirtualNode
 
 _LINK = "eth0"
 # tbf(8) drops a packet that is larger than the bucket, and a veth carries segments of up to 64 kB in one piece.
@@ -35,7 +35,7 @@ def limit(cluster: EmbeddedCluster, rate: str | None) -> None:
             shell.run([*enter, tc, "qdisc", "add", "dev", _LINK, *rule])
 
 
-def _counters(node: Node) -> list[int]:
+def _counters(node: VirtualNode) -> list[int]:
     """The counters of proc_net_dev(5): eight for received, then eight for sent data; the first of each is bytes."""
     for line in Path(f"/proc/{_init(node)}/net/dev").read_text(encoding="ascii").splitlines():
         name, _, counters = line.partition(":")
@@ -44,7 +44,7 @@ def _counters(node: Node) -> list[int]:
     raise SlurmError(f"{node.name}: it has no interface {_LINK}")
 
 
-def _init(node: Node) -> int:
+def _init(node: VirtualNode) -> int:
     if node.init is None:
         raise SlurmError(f"{node.name}: it has no network of its own", hint="start the cluster as root")
     return node.init.pid

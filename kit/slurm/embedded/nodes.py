@@ -22,8 +22,8 @@ from pathlib import Path
 from kit import shell
 from kit.errors import SlurmError, ToolError
 from kit.slurm.embedded import process
-from kit.slurm.embedded.cluster_record import EmbeddedCluster, Node, ProcessId
-from kit.slurm.embedded.paths import Layout
+from kit.slurm.embedded.cluster_record import EmbeddedCluster, ProcessId, VirtualNode
+from kit.slurm.embedded.paths import EmbeddedPaths
 from kit.slurm.embedded.pyxis import PyxisPlugin, enroot_wrapper
 
 _NAMESPACES = ("--mount", "--uts", "--ipc", "--net", "--pid")
@@ -51,7 +51,7 @@ def node_address(subnet: IPv4Network, index: int) -> str:
     return str(subnet[11 + index])
 
 
-def start(cluster: EmbeddedCluster, *, env: Mapping[str, str], pyxis: PyxisPlugin | None) -> tuple[Node, ...]:
+def start(cluster: EmbeddedCluster, *, env: Mapping[str, str], pyxis: PyxisPlugin | None) -> tuple[VirtualNode, ...]:
     """Start the switch and all nodes; return the nodes with their first processes.
 
     env marks the processes as this cluster's. SlurmError with the reason when a node does not start.
@@ -70,20 +70,20 @@ def start(cluster: EmbeddedCluster, *, env: Mapping[str, str], pyxis: PyxisPlugi
     return nodes
 
 
-def remove_interface(layout: Layout) -> None:
+def remove_interface(layout: EmbeddedPaths) -> None:
     """Remove the host's interface, if it exists; its other end disappears with it."""
     if (Path("/sys/class/net") / layout.interface).exists():
         shell.run([_ip_program(), "link", "delete", layout.interface], check=False)
 
 
-def _start_switch(layout: Layout, env: Mapping[str, str]) -> int:
+def _start_switch(layout: EmbeddedPaths, env: Mapping[str, str]) -> int:
     console = layout.console("switch")
     pid = shell.daemon(["unshare", "--net", "sleep", "infinity"], log=console, env=env, cwd=layout.folder)
     _wait_for(lambda: process.program(pid) == "sleep", console, pid)
     return pid
 
 
-def _start_node(layout: Layout, node: str, env: Mapping[str, str], pyxis: PyxisPlugin | None) -> int:
+def _start_node(layout: EmbeddedPaths, node: str, env: Mapping[str, str], pyxis: PyxisPlugin | None) -> int:
     own = layout.own(node)
     for folder, mode in ((own, 0o755), (own / "run", 0o755), (own / "bin", 0o755), (own / "enroot", 0o1777)):
         folder.mkdir()
@@ -96,7 +96,7 @@ def _start_node(layout: Layout, node: str, env: Mapping[str, str], pyxis: PyxisP
     return shell.daemon(argv, log=layout.console(node), env=env, cwd=layout.folder)
 
 
-def _init_of(layout: Layout, node: str, parent: int) -> ProcessId:
+def _init_of(layout: EmbeddedPaths, node: str, parent: int) -> ProcessId:
     """The node's first process, after it has made the node's mounts. parent: the unshare(1) that started it."""
     ready = layout.own(node) / "ready"
     _wait_for(ready.exists, layout.console(node), parent)
@@ -106,7 +106,7 @@ def _init_of(layout: Layout, node: str, parent: int) -> ProcessId:
     return init
 
 
-def _connect(layout: Layout, subnet: IPv4Network, switch: int, nodes: tuple[Node, ...]) -> None:
+def _connect(layout: EmbeddedPaths, subnet: IPv4Network, switch: int, nodes: tuple[VirtualNode, ...]) -> None:
     """Make one veth pair from the host to the switch, and one from the switch to each node."""
     remove_interface(layout)
     _ip(

@@ -33,13 +33,13 @@ def node_names(cluster: str, count: int) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class Layout:
+class EmbeddedPaths:
     """The paths under one cluster's folder."""
 
     folder: Path
 
     @classmethod
-    def check_folder(cls, folder: Path, *, node: str) -> Layout:
+    def check_folder(cls, folder: Path, *, node: str) -> EmbeddedPaths:
         """The layout of `folder`, resolved; UsageError if Slurm could not work in it. node: the longest node name."""
         layout = cls(folder.expanduser().resolve())
         if not re.fullmatch(_FOLDER, str(layout.folder)):

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from kit import shell
 from kit.errors import UsageError
-from kit.slurm.embedded.paths import Layout
+from kit.slurm.embedded.paths import EmbeddedPaths
 
 _PLUGIN = "spank_pyxis.so"
 _FOLDERS = ("usr/lib*/slurm", "usr/lib/*/slurm*", "usr/local/lib/slurm", "opt/pyxis*/lib")
@@ -58,7 +58,7 @@ def _candidates(root: Path) -> Iterator[Path]:
         yield from (path for path in sorted(root.glob(f"{folder}/{_PLUGIN}")) if path.is_file())
 
 
-def plugstack_conf(pyxis: PyxisPlugin | None, layout: Layout) -> str:
+def plugstack_conf(pyxis: PyxisPlugin | None, layout: EmbeddedPaths) -> str:
     """The text of plugstack.conf. runtime_path is on the node's own tmpfs."""
     if pyxis is None:
         return "# No SPANK plugins: Pyxis was not found, or not asked for.\n"
@@ -69,7 +69,7 @@ def plugstack_conf(pyxis: PyxisPlugin | None, layout: Layout) -> str:
     return f"required {pyxis.plugin} {' '.join(options)}\n"
 
 
-def enroot_wrapper(layout: Layout) -> str:
+def enroot_wrapper(layout: EmbeddedPaths) -> str:
     """The script that a node runs as `enroot`.
 
     As in Enroot's own configuration, a path that the caller has set takes precedence.

@@ -12,7 +12,7 @@ from kit.errors import SlurmError, ToolError
 from kit.slurm.embedded import cgroup_support, nodes, process
 from kit.slurm.embedded.cluster_record import EmbeddedCluster
 from kit.slurm.embedded.daemons import MARK
-from kit.slurm.embedded.paths import Layout
+from kit.slurm.embedded.paths import EmbeddedPaths
 
 # Seconds that running jobs get to end after TERM. Remaining processes get KILL with their node.
 _JOBS_S = 3.0
@@ -33,7 +33,7 @@ def cancel_jobs(cluster: EmbeddedCluster) -> None:
             time.sleep(0.1)
 
 
-def remove(layout: Layout) -> bool:
+def remove(layout: EmbeddedPaths) -> bool:
     """End every process of the cluster, then remove its network and its folder. Return whether there was anything to remove.
 
     SlurmError when a process does not end, or when the folder contains something that the kit did not put there.
@@ -49,7 +49,7 @@ def remove(layout: Layout) -> bool:
     return existed
 
 
-def _remove_folder(layout: Layout) -> None:
+def _remove_folder(layout: EmbeddedPaths) -> None:
     """Remove the folder, the record last, so that an interrupted removal can be repeated."""
     for path in layout.folder.iterdir():
         if path.is_dir() and not path.is_symlink():
@@ -60,7 +60,7 @@ def _remove_folder(layout: Layout) -> None:
     layout.folder.rmdir()
 
 
-def _check_is_ours(layout: Layout) -> None:
+def _check_is_ours(layout: EmbeddedPaths) -> None:
     if not layout.folder.exists() or layout.record.exists():
         return
     if not layout.folder.is_dir() or any(path != layout.unfinished_record for path in layout.folder.iterdir()):
@@ -69,7 +69,7 @@ def _check_is_ours(layout: Layout) -> None:
         )
 
 
-def _end_processes(layout: Layout) -> bool:
+def _end_processes(layout: EmbeddedPaths) -> bool:
     had_processes = False
     for round_ in range(_ROUNDS):
         # A node's first process ignores TERM and ends the whole node, so it gets KILL. slurmctld and munged end cleanly on TERM.
@@ -87,11 +87,11 @@ def _end_processes(layout: Layout) -> bool:
     return had_processes
 
 
-def _carries_mark(layout: Layout, pid: int) -> bool:
+def _carries_mark(layout: EmbeddedPaths, pid: int) -> bool:
     return process.environ(pid).get(MARK) == str(layout.folder)
 
 
-def _belongs(layout: Layout, pid: int) -> bool:
+def _belongs(layout: EmbeddedPaths, pid: int) -> bool:
     """Whether a process belongs to the cluster: a daemon, a task of a job, or a Slurm client that waits for one.
 
     SLURM_CONF alone is not sufficient, because users export it in their shells. slurmstepd also gives tasks SLURMD_NODENAME.

@@ -12,7 +12,7 @@ from pathlib import Path
 import image_blocks
 import node_wire
 import pytest
-from image_share import STORE, Meeting, Share
+from image_share import STORE, CoordinatorAddress, ImageShare
 
 TOKEN = b"k" * 32
 CONTENT = b"image" * 1000
@@ -53,13 +53,15 @@ def coordinator() -> Iterator[Coordinator]:
     made.close()
 
 
-def joined(coordinator: Coordinator, tmp_path: Path) -> tuple[Share, threading.Thread]:
+def joined(coordinator: Coordinator, tmp_path: Path) -> tuple[ImageShare, threading.Thread]:
     """A node that has joined, and the thread in which it follows orders."""
     meeting, image = tmp_path / "meeting", tmp_path / "image"
     meeting.write_text(json.dumps({"address": "127.0.0.1", "port": coordinator.port, "token": TOKEN.hex()}))
     image.write_bytes(CONTENT)
     file = image.open("rb")
-    share = Share("n1", hashlib.sha256(CONTENT).hexdigest(), Meeting(str(meeting)), file.fileno(), done=False)
+    share = ImageShare(
+        "n1", hashlib.sha256(CONTENT).hexdigest(), CoordinatorAddress(str(meeting)), file.fileno(), done=False
+    )
     said: list[dict[str, object]] = []
     admits = threading.Thread(target=lambda: said.append(coordinator.admit()))
     admits.start()
@@ -73,11 +75,11 @@ def joined(coordinator: Coordinator, tmp_path: Path) -> tuple[Share, threading.T
     return share, thread
 
 
-def blocks_of(share: Share) -> image_blocks.BlockList:
+def blocks_of(share: ImageShare) -> image_blocks.BlockList:
     return image_blocks.make(share.file)
 
 
-def until(share: Share, condition: object) -> bool:
+def until(share: ImageShare, condition: object) -> bool:
     with share.changed:
         return share.changed.wait_for(condition, 30)  # type: ignore[arg-type]
 

@@ -7,12 +7,12 @@ from pathlib import Path
 
 import kit_memory_files
 import pytest
-from kit_memory_files import DamagedError, Files
+from kit_memory_files import DamagedError, MemoryFiles
 
 PART = "rank-3"
 
 
-def keep(files: Files, step: int, content: bytes, part: str = PART) -> None:
+def keep(files: MemoryFiles, step: int, content: bytes, part: str = PART) -> None:
     draft = files.write(part, len(content))
     draft.payload[:] = content
     draft.commit(step, kit_memory_files.sha256(memoryview(content)))
@@ -23,18 +23,18 @@ def names(folder: Path) -> set[str]:
 
 
 def test_a_step_is_read_as_it_was_written(tmp_path: Path) -> None:
-    files = Files(str(tmp_path))
+    files = MemoryFiles(str(tmp_path))
     keep(files, 5, b"five")
     assert files.steps() == {PART: [5]}
     assert bytes(files.read_part(PART, 5)) == b"five"
     assert files.digest(PART, 5) == kit_memory_files.sha256(memoryview(b"five"))
     files.check(PART, 5)
     # Another process of the node, such as the next start of the rank.
-    assert bytes(Files(str(tmp_path)).read_part(PART, 5)) == b"five"
+    assert bytes(MemoryFiles(str(tmp_path)).read_part(PART, 5)) == b"five"
 
 
 def test_the_newest_two_steps_stay_and_a_write_takes_the_memory_of_the_oldest(tmp_path: Path) -> None:
-    files = Files(str(tmp_path))
+    files = MemoryFiles(str(tmp_path))
     for step in (1, 2):
         keep(files, step, bytes([step]) * 10)
     oldest = (tmp_path / f"{PART}@1").stat().st_ino
@@ -45,11 +45,11 @@ def test_the_newest_two_steps_stay_and_a_write_takes_the_memory_of_the_oldest(tm
 
 
 def test_a_writer_that_dies_leaves_the_steps_before_and_the_next_takes_its_draft(tmp_path: Path) -> None:
-    files = Files(str(tmp_path))
+    files = MemoryFiles(str(tmp_path))
     keep(files, 1, b"1" * 10)
     files.write(PART, 10).payload[:3] = b"cut"
     assert names(tmp_path) == {f"{PART}@1", f"{PART}@writing"}
-    again = Files(str(tmp_path))
+    again = MemoryFiles(str(tmp_path))
     assert again.steps() == {PART: [1]}
     left = (tmp_path / f"{PART}@writing").stat().st_ino
     keep(again, 2, b"2" * 20)
@@ -58,7 +58,7 @@ def test_a_writer_that_dies_leaves_the_steps_before_and_the_next_takes_its_draft
 
 
 def test_a_changed_byte_and_a_cut_file_are_damage(tmp_path: Path) -> None:
-    files = Files(str(tmp_path))
+    files = MemoryFiles(str(tmp_path))
     keep(files, 7, b"seven")
     path = tmp_path / f"{PART}@7"
     with path.open("r+b") as file:
@@ -75,7 +75,7 @@ def test_a_changed_byte_and_a_cut_file_are_damage(tmp_path: Path) -> None:
 
 
 def test_a_digest_that_is_not_known_yet_is_none_until_it_is_noted(tmp_path: Path) -> None:
-    files = Files(str(tmp_path))
+    files = MemoryFiles(str(tmp_path))
     draft = files.write("shared", 4)
     draft.payload[:] = b"same"
     draft.commit(1)
@@ -88,7 +88,7 @@ def test_a_digest_that_is_not_known_yet_is_none_until_it_is_noted(tmp_path: Path
 
 
 def test_later_steps_and_parts_of_other_nodes_are_forgotten(tmp_path: Path) -> None:
-    files = Files(str(tmp_path))
+    files = MemoryFiles(str(tmp_path))
     for part in ("rank-0", "rank-1"):
         for step in (4, 5):
             keep(files, step, b"x", part)

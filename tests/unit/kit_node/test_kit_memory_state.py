@@ -5,7 +5,7 @@ from __future__ import annotations
 import pickle
 from typing import Any
 
-from kit_memory_state import Layout, read_state
+from kit_memory_state import StateLayout, read_state
 
 
 class Array:
@@ -19,7 +19,7 @@ class Array:
 
 
 def kept(state: object) -> Any:
-    layout = Layout(state)
+    layout = StateLayout(state)
     memory = bytearray(b"\xff" * layout.size)
     layout.write(memoryview(memory))
     found = read_state(memoryview(memory))
@@ -43,7 +43,7 @@ def test_every_buffer_begins_where_a_tensor_may() -> None:
     """At a multiple of 64 bytes, wherever the text before it ends."""
     for length in (1, 63, 64, 65):
         content = bytes(range(32)) * 2
-        layout = Layout(["y" * length, Array(bytearray(content))])
+        layout = StateLayout(["y" * length, Array(bytearray(content))])
         memory = bytearray(layout.size)
         layout.write(memoryview(memory))
         assert memory.index(content) % 64 == 0

@@ -11,12 +11,14 @@ import struct
 from pathlib import Path
 
 import pytest
-from warm_request import RefusalError, Request, block, check, receive
+from warm_request import RefusalError, StartRequest, block, check, receive
 
 ENV = {"PATH": "/bin", "RANK": "3", "HOME": "/root"}
 
 
-def request(folder: Path, *, argv: list[str] | None = None, cwd: str = "", cpus: list[int] | None = None) -> Request:
+def request(
+    folder: Path, *, argv: list[str] | None = None, cwd: str = "", cpus: list[int] | None = None
+) -> StartRequest:
     (folder / "p.py").write_text("pass\n")
     return {
         "argv": argv or ["python", "p.py"],
