@@ -5,6 +5,7 @@ On a terminal each is a question; `--yes` answers it. Elsewhere nothing is done,
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -81,11 +82,18 @@ def _agreed(question: str, *, yes: bool) -> bool:
 
 
 def _build(name: str, store: Path, place: JobPlace) -> None:
+    from kit.errors import EngineError
     from kit.images.build import build
     from kit.images.progress import Terminal
 
     print(f"kit: kit build-image {name}", file=sys.stderr)
-    build.build(build.BuildOrder(name=name, project=place.project, store=store), Terminal())
+    try:
+        build.build(build.BuildOrder(name=name, project=place.project, store=store), Terminal())
+    except EngineError as error:
+        command, *words = sys.argv[1:]
+        bare = shlex.join(["kit", command, "--no-container", "--set", "python=/path/to/venv/bin/python", *words])
+        way = f"without an image, on a Python of the nodes that has torch and what the program imports: {bare}"
+        raise EngineError(error.message, hint=f"{error.hint}; or {way}") from None
 
 
 def _line_up(name: str) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from kit import config, data_folders, shell
 from kit.cli import init, offers
-from kit.errors import NotBuiltError, UsageError
+from kit.errors import EngineError, NotBuiltError, UsageError
 from kit.images import image_lock
 from kit.images.build import build
 from kit.slurm import embedded
@@ -250,6 +250,22 @@ def test_an_image_that_is_still_not_built_ends_the_command(project: Path, made: 
     with pytest.raises(NotBuiltError):
         offers.made_ready(_unbuilt, what_is_missing.JobPlace("pod", project), yes=True)
     assert made == ["own"]
+
+
+def test_without_an_engine_the_line_without_a_container_is_named(
+    project: Path, monkeypatch: pytest.MonkeyPatch, made: list[str]
+) -> None:
+    def refused(*_: object) -> None:
+        raise EngineError("no container engine answers", hint="start Docker")
+
+    monkeypatch.setattr(build, "build", refused)
+    monkeypatch.setattr(sys, "argv", ["kit", "run", "train.py", "--yes", "--", "--lr", "0.1"])
+    with pytest.raises(EngineError) as caught:
+        offers.made_ready(_unbuilt, what_is_missing.JobPlace("pod", project), yes=True)
+    line = "kit run --no-container --set python=/path/to/venv/bin/python train.py --yes -- --lr 0.1"
+    assert caught.value.hint.startswith("start Docker; or ")
+    assert caught.value.hint.endswith(line)
+    assert made == []
 
 
 def _unbuilt() -> Any:
