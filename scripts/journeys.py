@@ -108,7 +108,8 @@ def is_function(code: CodeType) -> bool:
 def measure(name: str, folder: Path) -> list[str]:
     """The files of one command, in a new process: what an earlier command imported or kept would be left out."""
     project = folder / "project"
-    runs = [path.name for path in sorted(project.glob("runs/journey*"))] or [""]
+    # Of the submit: a sweep of the same second may come first, and it has no manifest of its own.
+    runs = [path.parent.name for path in sorted(project.glob("runs/journey*/manifest.json"))] or [""]
     words = [word.format(run=runs[0]) for word in COMMANDS[name]]
     home = folder / "home"
     env = {**os.environ, "PATH": f"{folder}/tools:/usr/bin:/bin", "HOME": str(home), "KIT_CLUSTER": "site"}

@@ -81,14 +81,14 @@ def _agreed(question: str, *, yes: bool) -> bool:
     return yes or (on_terminal() and typer.confirm(question, default=True, err=True))
 
 
-def _build(name: str, store: Path, place: JobPlace) -> None:
+def _build(name: str, store: Path, job_place: JobPlace) -> None:
     from kit.errors import EngineError
     from kit.images.build import build
     from kit.images.progress import Terminal
 
     print(f"kit: kit build-image {name}", file=sys.stderr)
     try:
-        build.build(build.BuildOrder(name=name, project=place.project, store=store), Terminal())
+        build.build(build.BuildOrder(name=name, project=job_place.project, store=store), Terminal())
     except EngineError as error:
         command, *words = sys.argv[1:]
         bare = shlex.join(["kit", command, "--no-container", "--set", "python=/path/to/venv/bin/python", *words])

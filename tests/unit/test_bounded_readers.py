@@ -48,6 +48,7 @@ ALLOWED: dict[str, tuple[str, ...]] = {
     "kit/hosts/remote_send.py": (WRITES,),
     "kit/hosts/remote_snapshots.py": (WRITES, WRITES),
     "kit/images/block_list.py": (SIZED,),
+    "kit/images/build/bootstrap_base.py": (OWN,),
     "kit/images/build/build_context.py": (SIZED, SIZED),
     "kit/images/build/buildkit.py": (OWN,),
     "kit/images/build/host_apt_sources.py": ("root's own configuration of this machine",),
