@@ -52,6 +52,7 @@ def write(report: Migration, folder: Path, cluster: str | None, project: Path) -
     Returns the entry of the new file if project and user have no cluster file; else the file holds only the difference to theirs.
     """
     path = folder / NAME
+    path.unlink(missing_ok=True)  # of an earlier migration with --force, which may have had more to say
     try:
         known = config.cluster_entry(cluster, project)
         if cluster is None and known.name == "local" and known.root == data_folders.packaged().resolve():

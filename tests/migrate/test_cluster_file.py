@@ -96,6 +96,7 @@ def test_a_file_that_has_it_all_gets_no_difference(project: Path) -> None:
     (project / "clusters/pod.toml").write_text(
         '[node]\ncpus = 96\ngpus = 8\ngres = "gres:gpu:h100"\n[qos.high]\npartition = "gpu"\naccount = "team"\n'
     )
+    (project / cluster_file.NAME).write_text("of an earlier migration")
     report = _migrate(project, _SITE)
     assert not (project / cluster_file.NAME).exists()
     assert report.next == [f"kit submit {project / 'job.toml'}"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import shutil
 import subprocess
@@ -13,8 +14,10 @@ from typing import cast
 
 import pytest
 
-from kit.errors import LockError
-from kit.images.build import base_image, bootstrap_base
+from kit.errors import EngineError, LockError
+from kit.images import squash_and_lock
+from kit.images.build import base_image, bootstrap_base, build
+from kit.images.progress import Silent
 from kit.images.sources.engine import Engine, EngineImage
 from kit.schema.image import Base, Bootstrap, ImageConfig, ImageLock, LockedBase, Packages
 from tests.unit.test_image_lock import make
@@ -175,3 +178,27 @@ def test_the_same_inputs_stop_at_a_version_that_is_gone_and_changed_inputs_do_no
     assert engine.tags == {}
     assert ready(engine, tmp_path, base_image.Pinned(lock=locked(bash="5.2"), required=False)) == DIGEST
     assert bootstraps == [{"bash": "5.2"}] * 2
+
+
+@pytest.mark.parametrize(
+    ("bootstraps", "relock", "builds"), [(True, True, True), (True, False, False), (False, True, False)]
+)
+def test_relock_takes_the_packages_of_today_also_when_the_locked_image_is_there(
+    bootstraps: bool, relock: bool, builds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It said "nothing has changed": an update of the distribution is no input of the image's folder."""
+    folder = tmp_path / "containers/tiny"
+    folder.mkdir(parents=True)
+    base = '[base.bootstrap]\nsuite = "bookworm"\n' if bootstraps else '[base]\nreference = "debian:bookworm"\n'
+    (folder / "image.toml").write_text(base)
+    (folder / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\n")
+    held = squash_and_lock.Outcome(lock=make(), lock_file=tmp_path, image=tmp_path, built=False)
+    monkeypatch.setattr(squash_and_lock, "unchanged", lambda _: held)
+
+    def no_engine(*_: object) -> None:
+        raise EngineError("no engine")
+
+    monkeypatch.setattr(build, "_engine", no_engine)
+    order = build.BuildOrder(name="tiny", project=tmp_path, store=tmp_path / "store", relock=relock)
+    with pytest.raises(EngineError) if builds else contextlib.nullcontext():
+        build.build(order, Silent())

@@ -66,6 +66,11 @@ class _BuildFolder:
     pinned: base_image.Pinned | None
     needs: dockerfile_needs.Dockerfile
 
+    @property
+    def bootstraps(self) -> bool:
+        """Whether its base is made of a distribution's packages."""
+        return self.spec.base is not None and self.spec.base.bootstrap is not None
+
 
 def build(order: BuildOrder, report: ProgressReporter) -> squash_and_lock.Outcome:
     """Build the image unless the store already has it, and before it each base that is not there; see BuildOrder and Outcome.
@@ -79,11 +84,13 @@ def _build(order: BuildOrder, report: ProgressReporter, above: tuple[str, ...]) 
     """above: the images that are built on this one."""
     start = time.monotonic()
     folder, target = _read(order, report, above)
-    done = None if order.fresh else squash_and_lock.unchanged(target)
+    # The packages of today may differ from those of the lock, although no input has changed.
+    again = order.fresh or (order.relock and folder.bootstraps)
+    done = None if again else squash_and_lock.unchanged(target)
     if done is None:
         store.prepare_store(order.store)
         with cross_host_lock.hold(store.lock_file(order.store, order.name), on_wait=lambda who: _waiting(report, who)):
-            done = None if order.fresh else squash_and_lock.unchanged(target)
+            done = None if again else squash_and_lock.unchanged(target)
             if done is None:
                 squash.mksquashfs()  # find out that mksquashfs is missing before the long build, not after it
                 engine = _engine(folder, report)
@@ -322,7 +329,7 @@ def _base(
         base,
         work=work,
         platform_=platform,
-        fresh=order.fresh,
+        fresh=order.fresh or order.relock,
         on_line=report.line,
         other=folder.other,
         pinned=folder.pinned,
