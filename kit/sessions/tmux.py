@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -12,6 +13,12 @@ from kit.schema.run_paths import RunPaths
 SHELL, LOGS = "shell", "logs"
 # The size of a session before a terminal attaches.
 _COLUMNS, _ROWS = "200", "60"
+
+# What the kit and its Slurm are found by: a tmux server keeps the environment of the shell that started it. No others: a secret in the
+# words of a command can be read by every user of the machine.
+_VARIABLES = re.compile(
+    r"HOME|PATH|VIRTUAL_ENV|CONDA_PREFIX|SLURM_CONF|KIT_(CLUSTER|STORE)|XDG_(CACHE|CONFIG|DATA|STATE)_HOME"
+)
 
 # Returns the command line that follows the logs of a role; None: of the whole run.
 Following = Callable[[str | None], Sequence[str]]
@@ -42,6 +49,9 @@ def make(session: str, run_dir: Path, *, cwd: Path, following: Following) -> Non
     window = f"={session}:{LOGS}"
     size = ["-x", _COLUMNS, "-y", _ROWS]
     shell.run(["tmux", "new-session", "-d", "-s", session, "-n", SHELL, "-c", str(cwd), *size])
+    for name in filter(_VARIABLES.fullmatch, os.environ):
+        shell.run(["tmux", "set-environment", "-t", f"={session}", name, os.environ[name]])
+    shell.run(["tmux", "respawn-pane", "-k", "-t", f"={session}:{SHELL}.0", "-c", str(cwd)])
     # Make the window first, set it to stay after its command has ended, then start the command.
     shell.run(["tmux", "new-window", "-d", "-t", f"={session}:", "-n", LOGS, "-c", str(cwd)])
     for option, value in (

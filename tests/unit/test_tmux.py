@@ -64,6 +64,23 @@ def until(found: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
+def test_a_server_of_another_shell_gives_the_session_this_one_s_environment(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The logs asked another cache of clusters, and the shell had no `kit` of this environment."""
+    monkeypatch.setenv("XDG_CACHE_HOME", "/another")
+    ask("new-session", "-d", "-s", "older")
+    monkeypatch.setenv("XDG_CACHE_HOME", f"{run_dir}/cache")
+    monkeypatch.setenv("TOKEN", "secret")
+    monkeypatch.setenv("SHELL", "/bin/sh")
+    session = tmux.session_of(run_dir)
+    tmux.make(session, run_dir, cwd=run_dir, following=lambda _: ["sh", "-c", 'echo "cache $XDG_CACHE_HOME"; sleep 60'])
+    until(lambda: f"cache {run_dir}/cache" in "".join(ask("capture-pane", "-J", "-p", "-t", f"{session}:logs.0")))
+    ask("send-keys", "-t", f"{session}:shell", 'echo "here $XDG_CACHE_HOME"', "Enter")
+    until(lambda: f"here {run_dir}/cache" in "".join(ask("capture-pane", "-J", "-p", "-t", f"{session}:shell")))
+    assert not [line for line in ask("show-environment", "-t", session) if "secret" in line]
+
+
 def test_two_windows_and_a_pane_for_each_role(run_dir: Path) -> None:
     session = tmux.session_of(run_dir)
     assert session == "sums-1_2"
