@@ -11,11 +11,12 @@ from kit import shell
 from kit.schema.run_paths import RunPaths
 
 SHELL, LOGS = "shell", "logs"
+_FIRST = "first"
 # The size of a session before a terminal attaches.
 _COLUMNS, _ROWS = "200", "60"
 
-# What the kit and its Slurm are found by: a tmux server keeps the environment of the shell that started it. No others: a secret in the
-# words of a command can be read by every user of the machine.
+# What the kit and its Slurm are found by: a tmux server keeps the environment of the shell that started it. No others: a secret in
+# the words of a command can be read by every user of the machine.
 _VARIABLES = re.compile(
     r"HOME|PATH|VIRTUAL_ENV|CONDA_PREFIX|SLURM_CONF|KIT_(CLUSTER|STORE)|XDG_(CACHE|CONFIG|DATA|STATE)_HOME"
 )
@@ -48,10 +49,11 @@ def make(session: str, run_dir: Path, *, cwd: Path, following: Following) -> Non
     first, *others = roles_of(run_dir)
     window = f"={session}:{LOGS}"
     size = ["-x", _COLUMNS, "-y", _ROWS]
-    shell.run(["tmux", "new-session", "-d", "-s", session, "-n", SHELL, "-c", str(cwd), *size])
+    # A shell that had started before would have another environment. To kill it could leave a lock of one of its start files.
+    shell.run(["tmux", "new-session", "-d", "-s", session, "-n", _FIRST, *size, "sleep", "60"])
     for name in filter(_VARIABLES.fullmatch, os.environ):
         shell.run(["tmux", "set-environment", "-t", f"={session}", name, os.environ[name]])
-    shell.run(["tmux", "respawn-pane", "-k", "-t", f"={session}:{SHELL}.0", "-c", str(cwd)])
+    shell.run(["tmux", "new-window", "-t", f"={session}:", "-n", SHELL, "-c", str(cwd)])
     # Make the window first, set it to stay after its command has ended, then start the command.
     shell.run(["tmux", "new-window", "-d", "-t", f"={session}:", "-n", LOGS, "-c", str(cwd)])
     for option, value in (
@@ -70,6 +72,7 @@ def make(session: str, run_dir: Path, *, cwd: Path, following: Following) -> Non
         _title(pane, role)
         # Arrange the panes now, so that there is space for the next one.
         shell.run(["tmux", "select-layout", "-t", window, "even-vertical" if len(others) < 5 else "tiled"])
+    shell.run(["tmux", "kill-window", "-t", f"={session}:{_FIRST}"])
 
 
 def attach(session: str) -> int:
