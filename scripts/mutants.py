@@ -43,6 +43,7 @@ FILES: dict[str, tuple[str, ...]] = {
     "templates/core/lib/environment.sh": ("tests/scripts/test_environment.py", "tests/scripts/test_batch.py"),
     "templates/core/lib/rank_variables.sh": ("tests/scripts/test_rank_variables.py", "tests/scripts/test_worker.py"),
     "templates/core/lib/retry.sh": ("tests/scripts/test_retry.py",),
+    "templates/parts/restarts/part.sh": ("tests/scripts/test_retry.py",),
     "templates/core/lib/role_policy.sh": ("tests/scripts/test_role_policy.py",),
     "templates/parts/trust/lib/trust.sh": ("tests/scripts/test_trust.py",),
 }

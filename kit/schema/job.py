@@ -268,6 +268,11 @@ class Job(Model):
         return self.slurm.requeue or self.retry.requeue > 0 or self.preflight.on_failure == "exclude"
 
     @property
+    def requeue_is_capped(self) -> bool:
+        """Whether the job's requeues by Slurm itself count as those of `retry.requeue`."""
+        return self.goes_back and not self.slurm.requeue
+
+    @property
     def staged(self) -> ImageChoice | None:
         """The image's table if the image must be copied to the nodes."""
         return self.image if isinstance(self.image, ImageChoice) and self.image.stage in ("node", "chain") else None

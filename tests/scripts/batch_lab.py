@@ -13,7 +13,7 @@ BIN = laid_out.BIN
 LIBRARIES = (
     "clock", "log", "numbers", "environment", "output_links", "debug", "slurm", "nodes", "events", "loops", "heartbeat",
     "container_names", "steps", "failures", "failure_watch", "stall_watch", "image_chain", "pinned_image", "staging", "preflight",
-    "retry", "endpoints", "role_policy", "roles", "signals", "workspace", "warm_ranks", "parts",
+    "retry", "restarts", "endpoints", "role_policy", "roles", "signals", "workspace", "warm_ranks", "parts",
 )  # fmt: skip
 # `held`, `states` and `addresses` are files beside the stand-ins that a test writes.
 COMMANDS = {

@@ -23,7 +23,7 @@ def finish(lab: BatchLab, code: int, head: str = "") -> list[str]:
         f'{name}() {{ echo "{name}: $(grep -c exit_code {record} 2>/dev/null || true) on record"; }}\n' for name in SLOW
     )
     return lab.bash(
-        f"KIT_PARTS=(notices stall_watch heartbeat)\n{stubs}{function}\n{head}\ntrap finish EXIT\nexit {code}"
+        f"KIT_PARTS=(restarts notices stall_watch heartbeat)\n{stubs}{function}\n{head}\ntrap finish EXIT\nexit {code}"
     )
 
 
@@ -96,6 +96,18 @@ def test_a_preempted_job_that_ends_with_0_is_neither_done_nor_run_again(
     assert ends(lab) == [recorded]
     told = [line for line in lab.calls("scontrol") if line.startswith("scontrol update")]
     assert told == (["scontrol update JobId=7 Requeue=0"] if (code, recorded) == (0, ("end", "143")) else [])
+
+
+@pytest.mark.parametrize(("code", "recorded"), [(0, "143"), (143, "143"), (137, "137")])
+def test_a_job_that_never_starts_again_ends_as_others_and_changes_nothing_of_slurms(
+    lab: BatchLab, code: int, recorded: str
+) -> None:
+    """Its run has no part for that, and Slurm has it with Requeue=0."""
+    lab.command("scontrol", SITE)
+    lab.say("job", "JobId=7 Requeue=0 Restarts=0 StartTime=2026-11-22T09:00:00 PreemptTime=2026-11-22T10:00:00 \n")
+    finish(lab, code, "KIT_PARTS=(notices stall_watch heartbeat)")
+    assert ends(lab) == [("end", recorded)]
+    assert lab.calls("scontrol") == ["scontrol show job 7 --oneliner"]
 
 
 DEAF = "trap '' TERM; exec sleep 60"

@@ -179,7 +179,9 @@ def test_p2_the_log_has_slurms_short_form_of_many_nodes(lab: BatchLab) -> None:
 def test_a12_a_node_that_came_back_is_lost_all_the_same(lab: BatchLab) -> None:
     """Slurm took it out of the job for good; its code 143 is not a code of the program's."""
     lab.nodes("n1,n3,n4")
-    script = 'KIT_RETRY_IN_ALLOCATION=1; nodes::learn_addresses; retry::again 143; echo "code $? nodes $KIT_NODE_NAMES"'
+    script = (
+        'KIT_RETRY_IN_ALLOCATION=1; nodes::learn_addresses; restarts::again 143; echo "code $? nodes $KIT_NODE_NAMES"'
+    )
     said = lab.bash(script)
     assert said[-1] == "code 0 nodes n1 n3 n4"
     assert any("node n2 is lost: it is no longer in the job" in line for line in said)

@@ -133,8 +133,8 @@ def test_only_a_whole_number_is_kept(tmp_path: Path, text: str, kept: str) -> No
 # file in state/ -> what reads it.
 OF_STATE = {
     "attempts": "retry::begin_attempt",
-    "furthest": "retry::gets_nowhere",
-    "requeues": "retry::times_queued",
+    "furthest": "restarts::gets_nowhere",
+    "requeues": "restarts::times_queued",
     "starts-a": "roles::count_start a",
     "links": "source lib/chain.sh; chain::cancel_rest",
     "failures-0/a-0/rank-0.1": "failures::explain 1 ''",
@@ -153,7 +153,7 @@ def test_c12_text_in_a_file_of_the_state_is_not_run(tmp_path: Path, name: str) -
         path.write_text(f"1 0 {hostile} n1\n")
     script = OF_STATE[name].replace("source lib", f"source {LIB}")
     lab.bash(
-        f"retry::furthest() {{ echo 5; }}; KIT_NO_PROGRESS=3; SLURM_RESTART_COUNT=1; signals_got=TERM\n{script} || true"
+        f"restarts::read_furthest() {{ echo 5; }}; KIT_NO_PROGRESS=3; SLURM_RESTART_COUNT=1; signals_got=TERM\n{script} || true"
     )
     assert not ran.exists()
 

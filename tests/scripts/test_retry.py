@@ -28,7 +28,7 @@ def bash(folder: Path, script: str, *, capped: bool, requeue: int, restarts: int
     stubs = "log::info() { :; }; events::record() { :; }"
     libraries = [
         LIB.with_name(f"{name}.sh")
-        for name in ("clock", "numbers", "slurm", "failures", "parts", "stall_watch", "retry")
+        for name in ("clock", "numbers", "slurm", "failures", "parts", "stall_watch", "retry", "restarts")
     ]
     source = "\n".join(f"source {library}" for library in libraries)
     text = f"set -uo pipefail\n{head}\n{state}\n{stubs}\n{source}\n{script}\n"
@@ -41,7 +41,7 @@ def bash(folder: Path, script: str, *, capped: bool, requeue: int, restarts: int
     [(True, 0, []), (True, 1, []), (True, 2, ["update JobId=7 Requeue=0"]), (False, 2, [])],
 )
 def test_slurm_is_told_once_the_times_are_used_up(tmp_path: Path, capped: bool, restarts: int, told: list[str]) -> None:
-    assert bash(tmp_path, "retry::cap_slurm", capped=capped, requeue=2, restarts=restarts) == told
+    assert bash(tmp_path, "restarts::before_ranks", capped=capped, requeue=2, restarts=restarts) == told
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_slurm_is_told_once_the_times_are_used_up(tmp_path: Path, capped: bool, 
     ],
 )
 def test_what_counts(tmp_path: Path, capped: bool, restarts: int, own: int | None, wants: bool) -> None:
-    script = "retry::wants_requeue 137 && echo yes || echo no"
+    script = "restarts::wants_requeue 137 && echo yes || echo no"
     assert bash(tmp_path, script, capped=capped, requeue=2, restarts=restarts, own=own) == ["yes" if wants else "no"]
 
 
@@ -65,7 +65,7 @@ def test_what_counts(tmp_path: Path, capped: bool, restarts: int, own: int | Non
     ("setting", "counted"), [("", "1"), ("retry_without=n2", None), ("signals_slurms_term=1", None)], ids=str
 )
 def test_a_failed_node_and_a_preemption_do_not_use_up_a_time(tmp_path: Path, setting: str, counted: str | None) -> None:
-    said = bash(tmp_path, f"{setting}\nretry::requeue 137", capped=False, requeue=2, restarts=0)
+    said = bash(tmp_path, f"{setting}\nrestarts::requeue 137", capped=False, requeue=2, restarts=0)
     assert said[0] == "requeue 7"
     file = tmp_path / "state" / "requeues"
     assert (file.read_text().strip() if file.exists() else None) == counted
@@ -92,9 +92,11 @@ def test_a4_a_failed_node_is_added_to_what_the_job_is_kept_off(tmp_path: Path) -
     else:
         (tmp_path / "avoid" / "n7").unlink()
     head = f"{head} KIT_AVOID_DIR={tmp_path}/avoid"
-    sources = "\n".join(f"source {LIB.with_name(f'{name}.sh')}" for name in ("clock", "numbers", "slurm", "retry"))
+    sources = "\n".join(
+        f"source {LIB.with_name(f'{name}.sh')}" for name in ("clock", "numbers", "slurm", "parts", "retry", "restarts")
+    )
     stubs = "log::info() { :; }; events::record() { :; }"
-    script = f"{head}\n{stubs}\n{sources}\nretry::leave_out n2,n3; retry::requeue 72"
+    script = f"{head}\n{stubs}\n{sources}\nretry::leave_out n2,n3; restarts::requeue 72"
     done = shell.run(["bash", "-c", script], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert done.stdout.splitlines() == ["requeue 7", "update JobId=7 ExcNodeList=n1,n[4-5],n9,n2,n3"]
 
@@ -107,7 +109,7 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
     (folder / "state").mkdir(exist_ok=True)
     usual = {
         "KIT_RUN_DIR": str(folder), "KIT_REQUEUE_CAPPED": "0", "KIT_RETRY_REQUEUE": "2", "KIT_RETRY_IN_ALLOCATION": "2",
-        "KIT_NO_PROGRESS": "0", "KIT_PARTS": "(pinned_image stall_watch)",
+        "KIT_NO_PROGRESS": "0", "KIT_PARTS": "(restarts pinned_image stall_watch)",
         "KIT_LEAD": "120", "KIT_GRACE": "9", "KIT_NODES": "2",
         "KIT_NODE_NAMES": "'n1 n2'", "KIT_MASTER_ADDR": "n1", "KIT_MASTER_PORT": "29500",
         "environment_batch": "1", "environment_job": "7", "signals_got": "''", "signals_slurms_term": "''",
@@ -129,7 +131,16 @@ def script_of(folder: Path, script: str, *, commands: dict[str, str] | None = No
     text = "".join(f"{name}() {{ {body}; }}\n" for name, body in stubs.items())
     sources = "\n".join(
         f"source {LIB.with_name(name)}"
-        for name in ("clock.sh", "numbers.sh", "slurm.sh", "failures.sh", "parts.sh", "stall_watch.sh", LIB.name)
+        for name in (
+            "clock.sh",
+            "numbers.sh",
+            "slurm.sh",
+            "failures.sh",
+            "parts.sh",
+            "stall_watch.sh",
+            LIB.name,
+            "restarts.sh",
+        )
     )
     whole = f"set -uo pipefail\nnodes_all=(n1 n2 n3)\n{head}\nKIT_RETRY_CODES=(137 72)\n{text}{sources}\n{script}\n"
     return shell.run(["bash", "-c", whole], env={"PATH": os.environ["PATH"]}, check=False).stdout.splitlines()
@@ -203,18 +214,18 @@ AGAIN = ["nodes::choose", "pinned_image::check_image", "restart 1 of 2 in this a
         (72, "", AGAIN),
         (0, "", ["no"]),
         (137, "signals_got=USR1", ["no"]),
-        (137, "retry_in_allocation=2", ["no"]),
-        (137, "retry_in_allocation=1", [*AGAIN[:2], "restart 2 of 2 in this allocation", "yes"]),
+        (137, "restarts_in_allocation=2", ["no"]),
+        (137, "restarts_in_allocation=1", [*AGAIN[:2], "restart 2 of 2 in this allocation", "yes"]),
         (3, "", ["exit code 3 is the program's own; starting it again would not help", "no"]),
         (3, "lost=n2", AGAIN),
     ],
 )
 def test_whether_the_ranks_are_started_again_here(tmp_path: Path, code: int, head: str, said: list[str]) -> None:
-    assert script_of(tmp_path, f"{head}\nretry::again {code} && echo yes || echo no") == said
+    assert script_of(tmp_path, f"{head}\nrestarts::again {code} && echo yes || echo no") == said
 
 
 def test_without_nodes_or_the_image_there_is_no_restart_here(tmp_path: Path) -> None:
-    script = 'retry::again 137 && echo yes || echo "no ${retry_possible} ${retry_in_allocation}"'
+    script = 'restarts::again 137 && echo yes || echo "no ${restarts_possible} ${restarts_in_allocation}"'
     assert script_of(tmp_path, script, commands={"nodes::choose": "return 1"}) == ["no 1 0"]
     said = script_of(tmp_path, script, commands={"pinned_image::check_image": "return 1"})
     assert said == ["nodes::choose", "no  0"], "and none by the queue either"
@@ -233,7 +244,7 @@ def test_without_nodes_or_the_image_there_is_no_restart_here(tmp_path: Path) -> 
         (3, "signals_got=USR1", True),
         (137, "signals_got=TERM", False),
         (137, "signals_got=INT", False),
-        (137, "retry_possible=", False),
+        (137, "restarts_possible=", False),
         (137, "environment_batch=", False),
         (3, "retry_without=n2", True),
         (3, "retry_without=n2 SLURM_RESTART_COUNT=9 KIT_REQUEUE_CAPPED=1", True),
@@ -243,7 +254,7 @@ def test_without_nodes_or_the_image_there_is_no_restart_here(tmp_path: Path) -> 
     ],
 )
 def test_whether_the_job_goes_back_to_the_queue(tmp_path: Path, code: int, head: str, wants: bool) -> None:
-    assert script_of(tmp_path, f"{head}\nretry::wants_requeue {code} && echo yes || echo no") == [
+    assert script_of(tmp_path, f"{head}\nrestarts::wants_requeue {code} && echo yes || echo no") == [
         "yes" if wants else "no"
     ]
 
@@ -309,7 +320,7 @@ def test_a_preempted_job_is_put_back_once(
         esac""",
         "sacctmgr": f'[[ "$*" == *" low "* ]] && echo {own}',
     }
-    script = 'SLURM_JOB_PARTITION=main SLURM_JOB_QOS=low\nretry::requeue 143; echo "code $?"'
+    script = 'SLURM_JOB_PARTITION=main SLURM_JOB_QOS=low\nrestarts::requeue 143; echo "code $?"'
     said = script_of(tmp_path, script, commands=commands, SLURM_JOB_ID="7")
     assert ("requeue 7" in said) is not (by_slurm and time != "None"), said
     assert said[-1] == "code 0"
@@ -340,43 +351,46 @@ def test_the_end_leaves_no_secrets_and_reaches_slurm(tmp_path: Path, batch: str,
     ids=["stands", "falls back", "never a step", "a step between", "reports none"],
 )
 def test_starts_that_get_nowhere_are_counted(tmp_path: Path, furthest: str, nowhere: list[int]) -> None:
-    script = "retry::furthest() { printf %s $now; }; sleep() { :; }; log::error() { :; }\n"
-    script += f"for now in {furthest}; do retry::gets_nowhere && echo 1 || echo 0; done"
+    script = "restarts::read_furthest() { printf %s $now; }; sleep() { :; }; log::error() { :; }\n"
+    script += f"for now in {furthest}; do restarts::gets_nowhere && echo 1 || echo 0; done"
     assert bash(tmp_path, script, capped=True, requeue=9, restarts=0) == [str(one) for one in nowhere]
 
 
 def test_an_earlier_job_of_the_run_folder_does_not_count(tmp_path: Path) -> None:
-    script = "retry::furthest() { printf 5; }; sleep() { :; }; log::error() { echo ended; }\n"
-    script += 'echo "6 9 2" >"${retry_progress_file}"; retry::gets_nowhere; cat "${retry_progress_file}"'
+    script = "restarts::read_furthest() { printf 5; }; sleep() { :; }; log::error() { echo ended; }\n"
+    script += 'echo "6 9 2" >"${restarts_progress_file}"; restarts::gets_nowhere; cat "${restarts_progress_file}"'
     assert bash(tmp_path, script, capped=True, requeue=9, restarts=0) == ["7 5 0"]
 
 
 def test_the_last_steps_may_come_late(tmp_path: Path) -> None:
     """The collector looks every five seconds: before the run is ended it is asked once more."""
-    script = 'retry::furthest() { cat "${KIT_RUN_DIR}/now"; }; sleep() { echo 8 >"${KIT_RUN_DIR}/now"; }\n'
-    script += 'echo "7 5 2" >"${retry_progress_file}"; echo 5 >"${KIT_RUN_DIR}/now"; retry::gets_nowhere; echo "$?"'
+    script = 'restarts::read_furthest() { cat "${KIT_RUN_DIR}/now"; }; sleep() { echo 8 >"${KIT_RUN_DIR}/now"; }\n'
+    script += (
+        'echo "7 5 2" >"${restarts_progress_file}"; echo 5 >"${KIT_RUN_DIR}/now"; restarts::gets_nowhere; echo "$?"'
+    )
     assert bash(tmp_path, script, capped=True, requeue=9, restarts=0) == ["1"]
 
 
 def test_it_waits_for_late_steps_only_where_they_would_decide(tmp_path: Path) -> None:
-    script = "retry::furthest() { printf 5; }; sleep() { echo waited; }; log::error() { :; }\n"
-    script += 'for start in 1 2 3 4; do echo "start ${start}"; retry::gets_nowhere && echo nowhere; done; :'
+    script = "restarts::read_furthest() { printf 5; }; sleep() { echo waited; }; log::error() { :; }\n"
+    script += 'for start in 1 2 3 4; do echo "start ${start}"; restarts::gets_nowhere && echo nowhere; done; :'
     said = bash(tmp_path, script, capped=True, requeue=9, restarts=0)
     assert said == ["start 1", "start 2", "start 3", "start 4", "waited", "nowhere"]
-    script = "retry::furthest() { printf 5; }; sleep() { echo waited; }\n"
-    script += 'echo "7 4 2" >"${retry_progress_file}"; retry::gets_nowhere || echo on'
+    script = "restarts::read_furthest() { printf 5; }; sleep() { echo waited; }\n"
+    script += 'echo "7 4 2" >"${restarts_progress_file}"; restarts::gets_nowhere || echo on'
     assert bash(tmp_path / "other", script, capped=True, requeue=9, restarts=0) == ["on"]
 
 
 def test_starts_that_get_nowhere_are_no_restart_here(tmp_path: Path) -> None:
-    script = "retry::gets_nowhere() { true; }\nretry::again 137 && echo yes || echo no"
+    script = "restarts::gets_nowhere() { true; }\nrestarts::again 137 && echo yes || echo no"
     assert script_of(tmp_path, script) == ["nodes::choose", "pinned_image::check_image", "no"]
 
 
 @pytest.mark.parametrize(("on_stall", "again"), [("restart", True), ("end", False)])
 def test_after_a_standstill_the_job_says_whether_it_starts_again(tmp_path: Path, on_stall: str, again: bool) -> None:
     """Whatever retry.codes has."""
-    script = 'KIT_RETRY_CODES+=("${failures_stalled_code}")\nretry::is_retryable "${failures_stalled_code}" && echo yes || echo no'
+    script = 'KIT_RETRY_CODES+=("${failures_stalled_code}")\n'
+    script += 'restarts::is_retryable "${failures_stalled_code}" && echo yes || echo no'
     assert script_of(tmp_path, script, KIT_ON_STALL=on_stall) == ["yes" if again else "no"]
 
 
@@ -389,23 +403,23 @@ def test_a_job_that_was_never_queued_again_has_no_count(tmp_path: Path, said: st
 
 def test_without_a_count_slurm_is_not_told_to_stop(tmp_path: Path) -> None:
     variables = {"KIT_REQUEUE_CAPPED": "1", "KIT_RETRY_REQUEUE": "1"}
-    script = 'unset SLURM_RESTART_COUNT\nretry::cap_slurm; echo "code $?"'
+    script = 'unset SLURM_RESTART_COUNT\nrestarts::before_ranks; echo "code $?"'
     assert script_of(tmp_path, script, commands={"scontrol": "echo told"}, **variables) == ["code 0"]
-    script = 'SLURM_RESTART_COUNT=1\nretry::cap_slurm; echo "code $?"'
+    script = 'SLURM_RESTART_COUNT=1\nrestarts::before_ranks; echo "code $?"'
     assert script_of(tmp_path, script, commands={"scontrol": "return 1"}, **variables) == ["code 0"]
 
 
 def test_going_back_to_the_queue_is_told_and_may_fail(tmp_path: Path) -> None:
     variables = {"SLURM_JOB_ID": "7", "KIT_AVOID_DIR": str(tmp_path / "avoid")}
     told = "exit code 137; back to the queue (0 times so far)"
-    said = script_of(tmp_path, 'retry::requeue 137; echo "code $?"', commands={"scontrol": 'echo "$*"'}, **variables)
+    said = script_of(tmp_path, 'restarts::requeue 137; echo "code $?"', commands={"scontrol": 'echo "$*"'}, **variables)
     assert said == [told, "event requeue exit_code 137", "requeue 7", "code 0"]
     refused = {"scontrol": '[[ "$1" != requeue ]] && echo "$*"'}
-    said = script_of(tmp_path, 'retry_without=n2\nretry::requeue 137; echo "code $?"', commands=refused, **variables)
+    said = script_of(tmp_path, 'retry_without=n2\nrestarts::requeue 137; echo "code $?"', commands=refused, **variables)
     assert said[-1] == "code 1"
     assert not any(line.startswith("update") for line in said), "the job is not queued: it is kept off no node"
     refused = {"scontrol": '[[ "$1" == requeue ]]'}
-    said = script_of(tmp_path, 'retry_without=n2\nretry::requeue 137; echo "code $?"', commands=refused, **variables)
+    said = script_of(tmp_path, 'retry_without=n2\nrestarts::requeue 137; echo "code $?"', commands=refused, **variables)
     assert said[-1] == "code 0", "queued all the same"
 
 

@@ -22,9 +22,9 @@ from tests.support import NODE, REPO
 
 BY_NAME = {case.name: case for case in CASES}
 # Counts of a plain job's scripts and their lines, which the batch script and the ranks source or run. They only go down.
-MOST_FILES, MOST_LINES = 53, 6_380
+MOST_FILES, MOST_LINES = 53, 6_201
 # The same without preflight and monitor; files that the batch script sources.
-MOST_FILES_BARE, MOST_LINES_BARE, MOST_SOURCED = 48, 4_260, 20
+MOST_FILES_BARE, MOST_LINES_BARE, MOST_SOURCED = 48, 4_081, 20
 
 
 def own_files(case: str) -> set[str]:
@@ -205,6 +205,25 @@ def test_the_stall_watch_is_there_for_alarms_and_for_jobs_whose_steps_are_counte
     assert dict(parts.called_parts(plan.decisions)).get("stall_watch") == key
     head = plan.text_of("batch.sh").partition(render.MARK)[0]
     assert ("lib/stall.awk" in {file.name for file in plan.files}, "KIT_EVIDENCE_ARGV" in head) == (bool(key),) * 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "key"),
+    [
+        ((), None),
+        (("retry.in_allocation=1",), "retry.in_allocation"),
+        (("retry.requeue=1",), "retry.requeue"),
+        (("slurm.requeue=true",), "slurm.requeue"),
+        (("preflight.on_failure=exclude",), "preflight.on_failure"),
+    ],
+)
+def test_a_job_that_never_starts_again_has_no_part_for_it(overrides: tuple[str, ...], key: str | None) -> None:
+    """And Slurm queues it again only where the part is there."""
+    plan = planned(replace(BY_NAME["local-bare"], overrides=overrides))
+    assert dict(parts.called_parts(plan.decisions)).get("restarts") == key
+    text = plan.text_of("batch.sh")
+    assert ("KIT_RETRY_REQUEUE" in text, "lib/restarts.sh" in {file.name for file in plan.files}) == (bool(key),) * 2
+    assert key or "#SBATCH --no-requeue" in text
 
 
 @pytest.mark.parametrize(

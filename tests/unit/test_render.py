@@ -13,7 +13,7 @@ from tests.support import plan_of, write_job
 
 BY_NAME = {case.name: case for case in CASES}
 # Lines that are printed of a two-node DDP job, in a container and without. They only go down.
-MOST_LINES = {"local-pyxis": 258, "local-bare": 198}
+MOST_LINES = {"local-pyxis": 246, "local-bare": 186}
 
 
 def printed(plan: Plan, capsys: pytest.CaptureFixture[str]) -> str:

@@ -8,7 +8,7 @@
 #   check_image         before each start of the ranks
 #   stage               the image comes to the nodes; before_stage, after_stage: around that
 #   check               the nodes are checked
-#   before_ranks        once, after all of these
+#   before_ranks        once, after all of these. The node checks may queue the job again; here, Slurm may be told not to
 #                       Up to here, a code other than 0 ends the job, but for those of `begun`, `before_stage` and `after_stage`.
 #   first_start_s       prints the seconds that the first start of a container may take longer
 #   step_options        a step is about to start with these words; a part may add options of srun
@@ -18,11 +18,16 @@
 #   start_held          starts them there; step_started: the ranks have another step
 #   has_ended           whether a part has ended the step of this role itself
 #   role_ended          a role's step has ended; a part may change `code`
+#   again               whether the ranks start again in this allocation, after this exit code
 #   trouble             a loop in the background has sent USR2
 #   furthest            prints how far the ranks have come
 #   judge_stall         the stall watch looks, and may set the fields of its alarm; say_stall: reports an alarm that a part has raised
 #   event               something was added to the run's events that notices may be about
 #   keeps_step          whether a step is not ended with the others; steps_ended: those have ended
+#   wants_requeue       whether the job goes back to the queue after this exit code; may_requeue: whether Slurm would let it
+#   doubted             Slurm has preempted the job, and its ranks ended with 0
+#   end_judged          it is known how this start ends; a part may change `code`
+#   requeue             puts the job back into the queue; fails where Slurm refuses
 #   end                 all steps are gone; stopped: nothing else is started; closed: the end is recorded
 #
 # A site adds its own without changing the kit: [parts] in the cluster's file (docs/guides/administrator.md). How the kit's own are

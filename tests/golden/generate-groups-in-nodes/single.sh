@@ -114,16 +114,6 @@ readonly KIT_LEAD=120
 readonly KIT_LEAD_SIGNALS=USR1,TERM
 readonly KIT_GRACE=120
 readonly KIT_MASTER_PORT_BASE=20000
-readonly KIT_RETRY_IN_ALLOCATION=0
-readonly KIT_RETRY_REQUEUE=0
-readonly KIT_NO_PROGRESS=3
-readonly KIT_REQUEUE_CAPPED=0
-readonly -a KIT_RETRY_CODES=(
-    134
-    135
-    137
-    139
-)
 readonly KIT_AVOID_DIR=/shared/runs/.avoid
 readonly -a KIT_INHERIT=()
 readonly KIT_OUTLIVES=1
@@ -413,18 +403,18 @@ end_attempt() {
 # Decides how this start ends: changes the caller's `what` from `end`, and its `code`.
 # shellcheck disable=SC2317 # called by the EXIT trap
 judge_end() {
-    if retry::wants_requeue "${code}"; then
+    if parts::any wants_requeue "${code}"; then
         what=requeue
     elif retry::look; retry::slurm_requeued; then
         what=requeued
     elif ((code)) && [[ -z "${signals_got}" || "${signals_got}" == USR1 || -n "${signals_slurms_term}" ]] && retry::preempted \
-        && retry::may_requeue; then
+        && parts::any may_requeue; then
         what=requeue
     elif ((code == 0)) && retry::preempted; then
         retry::doubt_end
         code="${retry_doubted_code}"
     fi
-    [[ -z "${retry_nowhere}" ]] || code="${retry_nowhere_code}"
+    parts::call end_judged
 }
 
 # shellcheck disable=SC2317 # called by the EXIT trap
@@ -444,14 +434,12 @@ finish() {
     parts::call stopped
     failures::release_space
     task_logs::merge
+    if [[ "${what}" == requeue ]] && ! parts::any requeue "${code}"; then
+        # Slurm refused.
+        what=end
+        retry::record_end "${code}"
+    fi
     case "${what}" in
-        requeue)
-            if ! retry::requeue "${code}"; then
-                retry::record_end "${code}"
-                retry::end "${code}"
-                parts::call closed
-            fi
-            ;;
         requeued)
             log::info "exit code ${code}; Slurm has put the job back into the queue"
             events::record requeue exit_code "${code}"
@@ -477,7 +465,7 @@ train() {
         roles::run
         code=$?
         end_attempt
-        if ! retry::again "${code}"; then
+        if ! parts::any again "${code}"; then
             parts::call after_last_attempt
             return "${code}"
         fi
@@ -513,9 +501,6 @@ main() {
     parts::require stage || exit $?
     events::record phase name preflight
     parts::require check || exit $?
-    # The node checks may queue the job again. After them, limit how often Slurm itself does.
-    retry::cap_slurm
-
     parts::require before_ranks || exit $?
     train
     exit $?
