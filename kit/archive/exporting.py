@@ -139,7 +139,8 @@ def _files(run_dir: Path) -> Iterator[tuple[str, Path]]:
                 if one.is_file() and not one.is_symlink() and not _is_hidden(one.relative_to(run_dir)):
                     yield from _named(run_dir, one)
     for path in sorted(run_dir.glob("replica-*/metrics.jsonl")):
-        yield from _named(run_dir, path)
+        if not path.is_symlink() and not path.parent.is_symlink():
+            yield from _named(run_dir, path)
 
 
 def _named(run_dir: Path, path: Path) -> Iterator[tuple[str, Path]]:

@@ -1,5 +1,5 @@
-"""Reads and writes files that other users may have created: only regular files, with a size limit, and with modes that ignore the
-umask.
+"""Reads and writes files that other users may have created: only regular files, with a size limit, no link of another user to a
+file that is not his, and with modes that ignore the umask.
 """
 
 from __future__ import annotations
@@ -15,21 +15,52 @@ from pathlib import Path
 # Larger than any file of a job, a cluster or a run that the kit reads completely.
 _MOST_BYTES = 64 << 20
 _AT_ONCE = 1 << 16
+_MOST_LINKS = 40  # as Linux's, path_resolution(7)
+_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a file for reading. OSError for a FIFO, a device, a socket or a folder. It never waits for a FIFO's writer."""
+    """Open a file for reading. It never waits for a FIFO's writer.
+
+    OSError for a FIFO, a device, a socket, a folder, and for another user's link to a file that is not his.
+    """
     return os.fdopen(_open(path)[0], "rb")
 
 
 def _open(path: Path | str) -> tuple[int, int]:
     """A file descriptor, and the file's size in bytes."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+    handle, makers = _follow(os.fspath(path))
     seen = os.fstat(handle)
     if not stat.S_ISREG(seen.st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
+    if makers and makers - {0, os.geteuid(), seen.st_uid}:
+        os.close(handle)
+        raise OSError(errno.EPERM, "a link of another user to a file that is not his", str(path))
     return handle, seen.st_size
+
+
+def _follow(path: str) -> tuple[int, set[int]]:
+    """A file descriptor, and who made the links that led to it from the last part of the path.
+
+    Each link is read by a descriptor of its own: nobody can exchange it after its owner is known.
+    """
+    makers = set[int]()
+    for _ in range(_MOST_LINKS):
+        try:
+            return os.open(path, _FLAGS | os.O_NOFOLLOW), makers
+        except OSError as error:
+            if error.errno != errno.ELOOP:
+                raise
+        link = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            makers.add(os.fstat(link).st_uid)
+            path = os.path.join(os.path.dirname(path), os.readlink("", dir_fd=link))  # noqa: PTH118, PTH120
+        except FileNotFoundError:
+            continue  # no link any more: opened again
+        finally:
+            os.close(link)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), path)
 
 
 def read_bytes(path: Path | str, *, most: int = _MOST_BYTES) -> bytes:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kit import data_folders
 from kit.errors import ConfigError, RunError
-from kit.record import index, known_files, unmade_points
+from kit.record import foreign_runs, index, known_files, unmade_points
 from kit.record.run_facts import Facts
 from kit.record.unmade_points import POINTS
 from kit.ssh import run_folder_mirror as mirrors
@@ -76,9 +76,11 @@ def find_all(folders: list[Path]) -> list[tuple[Path, Facts]]:
 def find_one(name: str | None, folders: list[Path]) -> Path:
     """A run by its folder, id, unique start of an id, or Slurm job id; without a name, the newest that is not a shell.
 
-    The folder of a point that waits is made, if it can be. RunError if there is no such run.
+    The folder of a point that waits is made, if it can be. RunError if there is no such run, and for another user's with links in
+    place of folders.
     """
     found = _found(name, folders)
+    foreign_runs.require_own_folders(found)
     unmade_points.make(found)
     return found
 

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from kit.errors import RunError
 from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
 
@@ -20,6 +22,8 @@ class ForeignJobs:
     whole: bool
 
 
+_PATHS = RunPaths(Path())
+_ELSEWHERE = frozenset({_PATHS.checkpoints.name, _PATHS.workspace.name})
 # For a cluster that cannot be asked.
 NOTHING = ForeignJobs(jobs={}, whole=False)
 
@@ -32,6 +36,23 @@ def is_foreign(run_dir: Path) -> bool:
         return False
     except OSError:
         return True
+
+
+def require_own_folders(run_dir: Path) -> None:
+    """RunError for another user's run, or sweep, with a link in place of a folder that leads out of it: the files there, read as
+    the run's, may be this user's own.
+
+    Its checkpoints and workspaces may be elsewhere. Links to files are looked at where they are opened (untrusted_files).
+    """
+    if not is_foreign(run_dir):
+        return
+    inside = Path(os.path.realpath(run_dir))
+    for folder, names, _ in os.walk(run_dir):
+        names[:] = [name for name in names if name not in _ELSEWHERE]
+        for link in (Path(folder, name) for name in names if os.path.islink(os.path.join(folder, name))):  # noqa: PTH114, PTH118
+            if not Path(os.path.realpath(link)).is_relative_to(inside):
+                problem = f"{link}: another user's link in place of a folder of his run"
+                raise RunError(problem, hint=f"ls -l {shlex.quote(str(link))}")
 
 
 def owners(run_dirs: Sequence[Path]) -> list[int]:

@@ -8,7 +8,7 @@ from kit.errors import RunError
 from kit.hosts import status
 from kit.hosts.host import Queue
 from kit.hosts.status import Status
-from kit.record import find_runs, index
+from kit.record import find_runs, foreign_runs, index
 from kit.schema.run_paths import RunPaths
 from kit.ssh import run_folder_mirror as mirrors
 from kit.sweeps import lost_arrays
@@ -34,7 +34,16 @@ def _age(folder: Path) -> tuple[float, str]:
 
 
 def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = None) -> Path:
-    """A sweep by its folder, id or unique start of an id; without a name the newest, or the newest of `job_file`."""
+    """A sweep by its folder, id or unique start of an id; without a name the newest, or the newest of `job_file`.
+
+    RunError if there is no such sweep, and for another user's with links in place of folders.
+    """
+    found = _found(name, folders, job_file)
+    foreign_runs.require_own_folders(found)
+    return found
+
+
+def _found(name: str | None, folders: list[Path], job_file: Path | None) -> Path:
     if name is not None and SweepPaths(Path(name)).record.is_file():
         return Path(name).resolve()
     known = find_all(folders)
@@ -53,9 +62,12 @@ def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = N
 
 
 def named(name: str, folders: list[Path]) -> Path | None:
-    """The sweep with exactly this folder or id; None if there is none."""
+    """The sweep with exactly this folder or id; None if there is none. RunError as `find_one`."""
     known = [Path(name), *(folder / name for folder in folders)]
-    return next((path.resolve() for path in known if SweepPaths(path).record.is_file()), None)
+    found = next((path.resolve() for path in known if SweepPaths(path).record.is_file()), None)
+    if found:
+        foreign_runs.require_own_folders(found)
+    return found
 
 
 def active(folder: Path, *, queue: Queue) -> list[Status]:

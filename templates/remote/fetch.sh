@@ -22,14 +22,19 @@ sacct_of() {
 }
 
 # Lists the files. Logs may be links to where the job wants them. Other large files are the program's own. WHOLE: also the run's
-# programs.
+# programs. In a run that others can write, a link counts only if who made it owns the file.
 files() {
     programs='./*/bin|./*/code'
     [ "$WHOLE" = "" ] || programs=''
-    find -L "./$RUN" -mindepth 1 -maxdepth 7 \
+    follow=-P
+    ! kit_is_own "./$RUN" || follow=-L
+    # shellcheck disable=SC2016 # for the sh of find
+    target='find -L "$1" -maxdepth 0 -type f -uid "$(stat -c %u -- "$1")" -printf "%i %s %T@ %p\n"'
+    find "$follow" "./$RUN" -mindepth 1 -maxdepth 7 \
         \( -name '.*' -o -name '*
 *' -o -path "./$RUN/checkpoints" -o -path "./$RUN/workspace*" -o -path "./$RUN/points/*/checkpoints" -o -path "./$RUN/points/*/workspace*" \
         -o -path "./$RUN/arrays" -o -path "${programs%|*}" -o -path "${programs#*|}" -o -name 'latest_*' \) -prune \
-        -o -type f \( -path "./$RUN/logs/*" -o -path "./$RUN/points/*/logs/*" -o -name '*.jsonl' -o -size -4096k \) -printf "%i %s %T@ %p\n" 2>/dev/null \
+        -o \( -path "./$RUN/logs/*" -o -path "./$RUN/points/*/logs/*" -o -name '*.jsonl' -o -type f -size -4096k \) \
+        \( -type f -printf "%i %s %T@ %p\n" -o -type l -exec sh -c "$target" - {} \; \) 2>/dev/null \
         | sed 's|^\([0-9]* [0-9]* [0-9.]* \)\./|\1|'
 }
