@@ -23,7 +23,7 @@ def nodes(
         str | None, typer.Option("--forget", metavar="NODE", help="Let new jobs use this node again.")
     ] = None,
     add: Annotated[
-        str | None, typer.Option("--avoid", metavar="NODE", help="Keep new jobs off this node for a day.")
+        str | None, typer.Option("--avoid", metavar="NODE", help="Exclude this node from new jobs for a day.")
     ] = None,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="With --avoid: the reason, as text.")] = "",
     cluster: ClusterName = None,

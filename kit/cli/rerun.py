@@ -40,7 +40,7 @@ Rotate = Annotated[
     ),
 ]
 Avoid = Annotated[
-    bool, typer.Option("--avoid", help="With --rotate: keep new jobs off the named node for a day, without asking.")
+    bool, typer.Option("--avoid", help="With --rotate: exclude the named node from new jobs for a day, without asking.")
 ]
 DryRun = Annotated[
     bool,

@@ -56,20 +56,18 @@ def conclusion(done: Rotated) -> str:
             "to metrics.jsonl"
         )
     if not result.parted:
-        return (
-            f"no node counts wrong: {result.compared} numbers of each rank are equal to the last bit in all three runs"
-        )
+        return f"every node computes the same numbers: {result.compared} of each rank are equal to the last bit in all runs"
     if result.node is None:
         return (
-            "the runs part, and the deviation follows no node: the program does not repeat to the bit, or its sums depend on "
-            "where its ranks are"
+            "the runs differ, but no node explains it: the program is not deterministic, or its reductions depend on where its "
+            "ranks are"
         )
     first = min(result.suspects, key=lambda one: (one.run, one.rank))
     runs = len({one.run for one in result.suspects})
     had = sum(result.node in one.order for one in done.placements)
     return (
-        f"node {result.node} counts wrong: in {runs} of the {had} runs that had it, the ranks on it part first from those on other "
-        f"nodes (rank {first.rank}, {first.name}, at step {first.step} of {done.placements[first.run].run_id})"
+        f"node {result.node} computes wrong numbers: in {runs} of the {had} runs that had it, its ranks were the first to differ "
+        f"(rank {first.rank}, {first.name}, at step {first.step} of {done.placements[first.run].run_id})"
     )
 
 
@@ -79,12 +77,12 @@ def _offer(rotation: Rotation, done: Rotated, *, avoid: bool, ask: bool) -> None
     node = done.found.node
     if node is None:
         return
-    if avoid or (ask and typer.confirm(f"Keep new jobs off {node} for a day?", err=True)):
-        reason = f"counts wrong: kit rerun {rotation.run_dir.name} --rotate"
+    if avoid or (ask and typer.confirm(f"Exclude {node} from new jobs for a day?", err=True)):
+        reason = f"computes wrong numbers: kit rerun {rotation.run_dir.name} --rotate"
         avoided_nodes.add(rotation.runs[0].site.runs_dir, node, reason)
-        _say(f"new jobs are kept off {node} for a day: kit nodes, kit nodes --forget {node}")
+        _say(f"new jobs exclude {node} for a day: kit nodes, kit nodes --forget {node}")
     else:
-        _say(f"try: kit nodes --avoid {node} keeps new jobs off it for a day; tell who runs the cluster")
+        _say(f"try: kit nodes --avoid {node} excludes it from new jobs for a day; report it to who runs the cluster")
 
 
 def _facts(made: Rotation, done: Rotated) -> dict[str, object]:

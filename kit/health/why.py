@@ -141,7 +141,7 @@ def _ranks(record: Record) -> Answer | None:
         return replace(killed, evidence=(*killed.evidence, *answer.evidence))
     starts = record.starts()
     if record.status.exit_code == RunExitCode.NO_PROGRESS:
-        line = f"it gets nowhere: its last starts did no step beyond those before; the last: {answer.line}"
+        line = f"no progress: the last starts reached no new step; the last: {answer.line}"
         # Whatever the last start ended with, another one would not help.
         return replace(
             answer, rule="no-progress", line=line, verdict=JOB if answer.verdict == AGAIN else answer.verdict

@@ -25,7 +25,7 @@ def ask_slurm(prepared: Prepared) -> client.ExpectedStart | None:
         return client.test_only(made.text_of("batch.sh"), env=prepared.env, options=made.argv[2:-1])
     except SlurmError as error:
         if avoided:
-            problem = f"the job is kept off {', '.join(avoided)}, which 'kit nodes' lists"
+            problem = f"the job excludes {', '.join(avoided)} (see 'kit nodes')"
             raise type(error)(f"{error.message}\n  {problem}", hint=f"kit nodes --forget {avoided[0]}") from None
         raise
 

@@ -90,12 +90,12 @@ def test_a_deviation_that_follows_a_node_names_it(lab: Lab) -> None:
     assert [one["nodes"] for one in found["runs"]] == [names, [*names[1:], names[0]], [*names[2:], *names[:2]]]
     assert {(one["rank"], one["node"]) for one in found["suspects"]} == {(2, names[2]), (1, names[2]), (0, names[2])}
     # Each run's own log shows where its ranks were.
-    assert f"node {names[2]} counts wrong: in 3 of the 3 runs that had it" in found["conclusion"]
+    assert f"node {names[2]} computes wrong numbers: in 3 of the 3 runs that had it" in found["conclusion"]
     log = (Path(found["runs"][1]["run_dir"]) / "logs/rank-0.log").read_text()
     assert "rank 0 of 4: node rank 0, local rank 0" in log
     assert avoided(lab) == [names[2]]
     refused = lab.kit("submit", "--no-container", "--cluster", lab.cluster.name, check=False)
-    assert f"kept off {names[2]}, which 'kit nodes' lists" in refused.stderr
+    assert f"the job excludes {names[2]} (see 'kit nodes')" in refused.stderr
     lab.kit("nodes", "--forget", names[2], "--cluster", lab.cluster.name)
 
 

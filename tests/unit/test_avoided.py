@@ -37,7 +37,7 @@ def test_p2_a_refusal_names_the_nodes_that_the_kit_avoids(
     plan = SimpleNamespace(decisions=SimpleNamespace(site=site), text_of=lambda name: "", argv=("sbatch", "-", "-"))
     with pytest.raises(SlurmError) as error:
         submit.ask_slurm(cast(Any, SimpleNamespace(plan=plan, env={})))
-    assert ("kept off n1, n2" in error.value.message) == bool(avoid)
+    assert ("excludes n1, n2" in error.value.message) == bool(avoid)
     assert error.value.hint == ("kit nodes --forget n1" if avoid else "")
 
 

@@ -114,7 +114,7 @@ _ENDS: dict[str, Case] = {
     "no-progress": Case(
         rule="no-progress",
         verdict=JOB,
-        says=r"it gets nowhere: its last starts did no step beyond those before; the last: rank 0 on n\d failed first",
+        says=r"no progress: the last starts reached no new step; the last: rank 0 on n\d failed first",
         job="[retry]\nin_allocation = 9\n",
         program=STEPS + "for step in range(1, 4):\n    progress.step(step)\ntime.sleep(7)\nos.kill(os.getpid(), 9)\n",
     ),
