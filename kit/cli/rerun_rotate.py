@@ -56,7 +56,7 @@ def conclusion(done: Rotated) -> str:
             "to metrics.jsonl"
         )
     if not result.parted:
-        return f"every node computes the same numbers: {result.compared} of each rank are equal to the last bit in all runs"
+        return f"no node computes wrong numbers: {result.compared} numbers of each rank are equal to the last bit in all runs"
     if result.node is None:
         return (
             "the runs differ, but no node explains it: the program is not deterministic, or its reductions depend on where its "

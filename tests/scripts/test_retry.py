@@ -417,7 +417,7 @@ def test_going_back_to_the_queue_is_told_and_may_fail(tmp_path: Path) -> None:
     refused = {"scontrol": '[[ "$1" != requeue ]] && echo "$*"'}
     said = script_of(tmp_path, 'retry_without=n2\nrestarts::requeue 137; echo "code $?"', commands=refused, **variables)
     assert said[-1] == "code 1"
-    assert not any(line.startswith("update") for line in said), "the job is not queued: it is kept off no node"
+    assert not any(line.startswith("update") for line in said), "the job is not queued: no node is excluded"
     refused = {"scontrol": '[[ "$1" == requeue ]]'}
     said = script_of(tmp_path, 'retry_without=n2\nrestarts::requeue 137; echo "code $?"', commands=refused, **variables)
     assert said[-1] == "code 0", "queued all the same"

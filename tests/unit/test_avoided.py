@@ -87,7 +87,7 @@ def test_c10_the_login_node_names_who_recorded_a_node(records: Path) -> None:
     """What a cluster over ssh answers: `-` stands for the user's own record."""
     for name in HOSTILE:
         (records / name).touch()
-    (records / "n4").write_text("counts wrong\nmore\n")
+    (records / "n4").write_text("computes wrong numbers\nmore\n")
     if os.geteuid() == 0:
         os.chown(records / "n4", NOBODY, NOBODY)
     source = (REPO / "templates/remote/index.sh").read_text()
@@ -97,7 +97,7 @@ def test_c10_the_login_node_names_who_recorded_a_node(records: Path) -> None:
     other = "nobody" if os.geteuid() == 0 else "-"
     assert [(who, node, reason) for who, node, _, reason in words] == [
         ("-", "n3", "no GPU"),
-        (other, "n4", "counts wrong"),
+        (other, "n4", "computes wrong numbers"),
     ]
 
 

@@ -84,8 +84,10 @@ def test_numbers_are_read_by_rank(made: Made) -> None:
 
 
 def test_a_node_is_avoided_by_name(tmp_path: Path) -> None:
-    avoided_nodes.add(tmp_path, "n3", "counts wrong")
+    avoided_nodes.add(tmp_path, "n3", "computes wrong numbers")
     (tmp_path / ".avoid/.n4.being-written").write_text("")
-    assert [(one.node, one.reason) for one in avoided_nodes.read_avoided(tmp_path)] == [("n3", "counts wrong")]
+    assert [(one.node, one.reason) for one in avoided_nodes.read_avoided(tmp_path)] == [
+        ("n3", "computes wrong numbers")
+    ]
     avoided_nodes.forget(tmp_path, "n3")
     assert avoided_nodes.read_avoided(tmp_path) == []
