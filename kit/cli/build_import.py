@@ -23,7 +23,8 @@ Locked = Annotated[
 Relock = Annotated[
     bool,
     typer.Option(
-        "--relock", help="Write a new lock even if the same inputs gave other bytes, or with packages of today."
+        "--relock",
+        help="Write a new lock even if the same inputs gave other bytes, or with the packages and base image of today.",
     ),
 ]
 Fresh = Annotated[

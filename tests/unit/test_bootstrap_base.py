@@ -25,6 +25,7 @@ from tests.unit.test_image_lock import make
 DIGEST = f"sha256:{'c' * 64}"
 OTHER = f"sha256:{'d' * 64}"
 BOOKWORM = Base(bootstrap=Bootstrap(suite="bookworm"))
+SUITE = '[base.bootstrap]\nsuite = "bookworm"\n'
 
 
 def locked(**versions: str) -> ImageLock:
@@ -181,17 +182,24 @@ def test_the_same_inputs_stop_at_a_version_that_is_gone_and_changed_inputs_do_no
 
 
 @pytest.mark.parametrize(
-    ("bootstraps", "relock", "builds"), [(True, True, True), (True, False, False), (False, True, False)]
+    ("base", "relock", "builds"),
+    [
+        (SUITE, True, True),
+        (SUITE, False, False),
+        ('[base]\nreference = "debian:bookworm"\n', True, True),
+        (f'[base]\nreference = "debian@{DIGEST}"\n', True, False),
+        ('[build]\ncontext = "."\n', True, True),
+    ],
+    ids=["bootstrap", "bootstrap-locked", "tag", "digest", "from"],
 )
-def test_relock_takes_the_packages_of_today_also_when_the_locked_image_is_there(
-    bootstraps: bool, relock: bool, builds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_relock_takes_the_base_of_today_also_when_the_locked_image_is_there(
+    base: str, relock: bool, builds: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It said "nothing has changed": an update of the distribution is no input of the image's folder."""
+    """It said "nothing has changed": an update of the distribution, or of a tag, is no input of the image's folder."""
     folder = tmp_path / "containers/tiny"
     folder.mkdir(parents=True)
-    base = '[base.bootstrap]\nsuite = "bookworm"\n' if bootstraps else '[base]\nreference = "debian:bookworm"\n'
     (folder / "image.toml").write_text(base)
-    (folder / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\n")
+    (folder / "Dockerfile").write_text("ARG BASE=debian:bookworm\nFROM ${BASE}\n")
     held = squash_and_lock.Outcome(lock=make(), lock_file=tmp_path, image=tmp_path, built=False)
     monkeypatch.setattr(squash_and_lock, "unchanged", lambda _: held)
 

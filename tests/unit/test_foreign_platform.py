@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from kit.errors import ImageError
+from kit.errors import ImageError, LockError
 from kit.images import image_lock
 from kit.images.build import dockerfile_needs, foreign_platform
 from kit.schema.image import Build, ImageSpec
@@ -70,3 +70,25 @@ def test_a_result_for_another_platform_is_refused() -> None:
     foreign_platform.require_result(Build(platform="linux/arm/v7"), "arm")
     with pytest.raises(ImageError, match="is for linux/arm64, and the engine built one for linux/amd64"):
         foreign_platform.require_result(Build(platform="linux/arm64"), "amd64")
+
+
+def test_a_base_for_another_platform_is_said_without_a_platform_in_image_toml(tmp_path: Path) -> None:
+    here = BASE.model_copy(update={"platform": "linux/arm64"})
+    (tmp_path / "Dockerfile").write_text("ARG BASE\nFROM ${BASE}\n")
+    needs = dockerfile_needs.read_dockerfile(tmp_path / "Dockerfile", target=None)
+    spec = ImageSpec.model_validate({"base": {"image": "train-cpu"}})
+    with pytest.raises(
+        ImageError, match="is for linux/amd64, and its base, image train-cpu, is for linux/arm64"
+    ) as said:
+        foreign_platform.require(spec, needs, here, engine=HERE)
+    assert said.value.hint == "kit build-image train-cpu --relock"
+
+
+def test_a_lock_for_another_platform_is_kept_only_by_a_build_for_it() -> None:
+    for platform in (HERE, "linux/amd64/v3"):
+        assert foreign_platform.is_of(BASE, platform, required=True)
+    assert foreign_platform.is_of(BASE.model_copy(update={"platform": None}), "linux/arm64", required=True)
+    assert not foreign_platform.is_of(BASE, "linux/arm64", required=False)
+    with pytest.raises(LockError, match="its lock is for linux/amd64, and this build is for linux/arm64") as said:
+        foreign_platform.is_of(BASE, "linux/arm64", required=True)
+    assert said.value.hint == "'kit build-image train-cpu --relock' writes a lock for linux/arm64"

@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kit.errors import ImageError
+from kit.errors import ImageError, LockError
 from kit.images.build import bootstrap_base
-from kit.images.sources.engine import Engine
+from kit.images.sources.engine import Engine, EngineImage
+from kit.images.sources.engine_hints import is_missing
 from kit.images.squash import sqsh_tar
 from kit.schema.image import Base, Bootstrap, ImageLock
 
@@ -25,7 +26,10 @@ _EMPTY = f"sha256:{hashlib.sha256().hexdigest()}"
 
 @dataclass(frozen=True, kw_only=True)
 class Pinned:
-    """The lock whose package versions a bootstrap takes again. required: the same inputs, so other versions are an error."""
+    """The lock whose base a build takes again: the versions of its packages, or the digest that a tag named.
+
+    required: the inputs are the same, so another base is an error.
+    """
 
     lock: ImageLock
     required: bool
@@ -33,12 +37,16 @@ class Pinned:
 
 @dataclass(frozen=True, kw_only=True)
 class ReadyBase:
-    """A base that the engine holds. reference: the image that `FROM` names. kind, name, digest: for the lock (see LockedBase)."""
+    """A base that the engine holds. reference: the image that `FROM` names. kind, name, digest: for the lock (see LockedBase).
+
+    exact: the image with its digest, if its tag names another image in the engine, or none.
+    """
 
     reference: str
     kind: Literal["bootstrap", "reference", "image"]
     name: str
     digest: str
+    exact: str = ""
 
 
 def ready(
@@ -56,7 +64,7 @@ def ready(
 
     fresh: bootstrap again even if the engine holds the result of an earlier bootstrap. work: a private folder for the bootstrap's
     tar. other: lock and .sqsh of the image that `base.image` names. pinned: see Pinned. ImageError or ToolError when the base
-    cannot be made, LockError when it cannot have the lock's versions and must.
+    cannot be made, LockError when it cannot be that of the lock and must.
     """
     if base.bootstrap is not None:
         return _bootstrapped(engine, base.bootstrap, pinned, work=work, fresh=fresh, on_line=on_line)
@@ -64,26 +72,75 @@ def ready(
         assert other is not None
         return _locked(engine, *other)
     assert base.reference is not None
-    image = engine.inspect(base.reference)
-    if image is None or (platform_ and image.architecture not in ("", platform_.split("/")[1])):
-        engine.pull(base.reference, platform=platform_, on_line=on_line)
-        image = engine.inspect(base.reference)
-    if image is None:
-        raise ImageError(
-            f"{base.reference}: the engine pulled the image, but then did not find it", hint="name it with its tag"
-        )
-    digest = image.repo_digests[0].rpartition("@")[2] if image.repo_digests else image.id
-    return ReadyBase(reference=image.id, kind="reference", name=base.reference, digest=digest)
+    return _referenced(engine, base.reference, pinned, platform_=platform_, on_line=on_line)
 
 
-def own(engine: Engine, reference: str, *, platform_: str | None, on_line: Callable[[str], None]) -> ReadyBase:
-    """The base that a Dockerfile names itself, or an empty image for `scratch`. ImageError as in `ready`."""
+def own(
+    engine: Engine,
+    reference: str,
+    *,
+    platform_: str | None,
+    on_line: Callable[[str], None],
+    pinned: Pinned | None = None,
+) -> ReadyBase:
+    """The base that a Dockerfile names itself, or an empty image for `scratch`. Errors as in `ready`."""
     if reference.lower() != "scratch":
-        base = Base(reference=reference)
-        return ready(engine, base, work=Path(), platform_=platform_, fresh=False, on_line=on_line)
+        return _referenced(engine, reference, pinned, platform_=platform_, on_line=on_line)
     if engine.inspect(_SCRATCH) is None:
         engine.import_stream(iter([bytes(1024)]), _SCRATCH, changes=())
     return ReadyBase(reference=_SCRATCH, kind="reference", name="scratch", digest=_EMPTY)
+
+
+def _referenced(
+    engine: Engine, reference: str, pinned: Pinned | None, *, platform_: str | None, on_line: Callable[[str], None]
+) -> ReadyBase:
+    """The image that a reference names; with `pinned`, the one that it named for the lock, even if its tag has moved since."""
+    image = _held(engine, reference, platform_)
+    wanted = pinned.lock.base.digest if pinned and "@" not in reference else ""
+    if pinned and wanted and (image is None or wanted not in _digests(image)):
+        folder, _, name = reference.rpartition("/")
+        exact = f"{folder}{'/' if folder else ''}{name.partition(':')[0]}@{wanted}"
+        try:
+            # An image without a digest of a registry was made here or loaded, so no registry has another one of its name.
+            if image is None or image.repo_digests:
+                return _as_base(_pulled(engine, exact, platform_, on_line), reference, digest=wanted, exact=exact)
+        except ImageError as error:
+            if not is_missing(error.message):
+                raise
+        problem = f"neither the engine nor its registry has the image any more that {reference} was: {wanted}"
+        if pinned.required:
+            hint = f"'kit build-image {pinned.lock.name} --relock' takes the image of today and writes it to the lock"
+            raise LockError(f"image {pinned.lock.name}: {problem}", hint=hint)
+        on_line(f"{problem}; taking the image of today")
+    image = image or _pulled(engine, reference, platform_, on_line)
+    return _as_base(image, reference, digest=wanted if wanted in _digests(image) else "")
+
+
+def _as_base(image: EngineImage, reference: str, *, digest: str = "", exact: str = "") -> ReadyBase:
+    digest = digest or (image.repo_digests[0].rpartition("@")[2] if image.repo_digests else image.id)
+    return ReadyBase(reference=image.id, kind="reference", name=reference, digest=digest, exact=exact)
+
+
+def _pulled(engine: Engine, reference: str, platform_: str | None, on_line: Callable[[str], None]) -> EngineImage:
+    image = _held(engine, reference, platform_)
+    if image is None:
+        engine.pull(reference, platform=platform_, on_line=on_line)
+        image = engine.inspect(reference)
+    if image is None:
+        raise ImageError(
+            f"{reference}: the engine pulled the image, but then did not find it", hint="name it with its tag"
+        )
+    return image
+
+
+def _held(engine: Engine, reference: str, platform_: str | None) -> EngineImage | None:
+    image = engine.inspect(reference)
+    return None if image and platform_ and image.architecture not in ("", platform_.split("/")[1]) else image
+
+
+def _digests(image: EngineImage) -> set[str]:
+    """The names of its bytes: the engine's own, and one for each form in which a registry gave it."""
+    return {image.id, *(name.rpartition("@")[2] for name in image.repo_digests)}
 
 
 def _locked(engine: Engine, locked: ImageLock, sqsh: Path) -> ReadyBase:

@@ -20,6 +20,7 @@ from kit.images.build import (
     build_without_engine,
     buildkit,
     dockerfile_arguments,
+    dockerfile_lines,
     dockerfile_needs,
     foreign_platform,
     repository_context,
@@ -67,9 +68,13 @@ class _BuildFolder:
     needs: dockerfile_needs.Dockerfile
 
     @property
-    def bootstraps(self) -> bool:
-        """Whether its base is made of a distribution's packages."""
-        return self.spec.base is not None and self.spec.base.bootstrap is not None
+    def base_moves(self) -> bool:
+        """Whether the name of its base can mean other bytes tomorrow: a distribution's packages, or an image without a digest."""
+        base = self.spec.base
+        if base is not None and base.bootstrap is not None:
+            return True
+        reference = base.reference or "" if base else self.needs.base
+        return bool(reference) and "@" not in reference
 
 
 def build(order: BuildOrder, report: ProgressReporter) -> squash_and_lock.Outcome:
@@ -84,8 +89,8 @@ def _build(order: BuildOrder, report: ProgressReporter, above: tuple[str, ...]) 
     """above: the images that are built on this one."""
     start = time.monotonic()
     folder, target = _read(order, report, above)
-    # The packages of today may differ from those of the lock, although no input has changed.
-    again = order.fresh or (order.relock and folder.bootstraps)
+    # The base of today may differ from that of the lock, although no input has changed.
+    again = order.fresh or (order.relock and folder.base_moves)
     done = None if again else squash_and_lock.unchanged(target)
     if done is None:
         store.prepare_store(order.store)
@@ -153,21 +158,20 @@ def _read(
         spec=spec,
         files=files,
         other=other,
-        pinned=_pinned(spec, target),
+        pinned=_pinned(spec, needs.base, target),
         needs=needs,
     )
     return folder, target
 
 
-def _pinned(spec: ImageSpec, target: squash_and_lock.Target) -> base_image.Pinned | None:
-    """The lock whose versions of packages a bootstrap keeps. None with `relock`, and for a lock of another base."""
+def _pinned(spec: ImageSpec, base: str, target: squash_and_lock.Target) -> base_image.Pinned | None:
+    """The lock whose base the build keeps. None with `relock`, and for a lock of another base."""
     locked = None if target.relock else target.current
-    bootstrap = spec.base.bootstrap if spec.base else None
-    if (
-        locked is None
-        or bootstrap is None
-        or (locked.base.kind, locked.base.reference) != ("bootstrap", bootstrap.suite)
-    ):
+    if spec.base and spec.base.bootstrap:
+        named = ("bootstrap", spec.base.bootstrap.suite)
+    else:
+        named = ("reference", spec.base.reference or "" if spec.base else base)
+    if locked is None or (locked.base.kind, locked.base.reference) != named:
         return None
     return base_image.Pinned(lock=locked, required=target.locked or locked.inputs == target.inputs)
 
@@ -224,6 +228,8 @@ def _content(
     order: BuildOrder, folder: _BuildFolder, engine: Engine | None, work: Path, report: ProgressReporter
 ) -> Iterator[squash_and_lock.Content]:
     """Build the image: prepare the base, fetch the packages, then run the Dockerfile."""
+    machine = engine.platform if engine else f"linux/{oci.here()}"
+    foreign_platform.require(folder.spec, folder.needs, folder.other[0] if folder.other else None, engine=machine)
     if engine is not None:
         yield _by_engine(order, folder, engine, work, report)
         return
@@ -260,7 +266,6 @@ def _by_engine(
     order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: ProgressReporter
 ) -> squash_and_lock.Content:
     spec, toml = folder.spec, folder.path / "image.toml"
-    foreign_platform.require(spec, folder.needs, folder.other[0] if folder.other else None, engine=engine.platform)
     for sentence in buildkit.missing(toml, folder.dockerfile, folder.needs, spec.build):
         report.warn(sentence)
     held = None
@@ -273,7 +278,7 @@ def _by_engine(
     how = f"{'BuildKit of ' if held else ''}the engine (Docker {engine.version})"
     report.stage(f"building with {how}, network: {spec.build.network}")
     tag = f"kit-image/{order.name}:latest"
-    sent = build_context.stream(_sent(folder, held, work), packages)
+    sent = build_context.stream(_sent(folder, held, ready, work), packages)
     file = folder.dockerfile.relative_to(folder.context).as_posix()
     with engine_session.hold(engine, ready.reference, spec.build, mark=spec.base is not None) as stay:
         if held is None:
@@ -322,8 +327,11 @@ def _base(
     order: BuildOrder, folder: _BuildFolder, engine: Engine, work: Path, report: ProgressReporter
 ) -> base_image.ReadyBase:
     platform, base = folder.spec.build.platform, folder.spec.base
+    pinned = folder.pinned
+    if pinned and not foreign_platform.is_of(pinned.lock, platform or engine.platform, required=pinned.required):
+        pinned = None
     if base is None:
-        return base_image.own(engine, folder.needs.base, platform_=platform, on_line=report.line)
+        return base_image.own(engine, folder.needs.base, platform_=platform, on_line=report.line, pinned=pinned)
     return base_image.ready(
         engine,
         base,
@@ -332,18 +340,21 @@ def _base(
         fresh=order.fresh or order.relock,
         on_line=report.line,
         other=folder.other,
-        pinned=folder.pinned,
+        pinned=pinned,
     )
 
 
 def _sent(
-    folder: _BuildFolder, held: buildkit.BuildKitSession | None, work: Path
+    folder: _BuildFolder, held: buildkit.BuildKitSession | None, ready: base_image.ReadyBase, work: Path
 ) -> tuple[build_context.ContextFile, ...]:
-    """The files for the engine, with the Dockerfile as the session sends it."""
-    if held is None or held.dockerfile == folder.needs.text:
+    """The files for the engine, with the Dockerfile as the session sends it, and with the base that the lock names."""
+    text = held.dockerfile if held else folder.needs.text
+    if ready.exact and folder.spec.base is None:
+        text = dockerfile_lines.with_image(text, folder.needs.on_base, ready.exact)
+    if text == folder.needs.text:
         return folder.files
     file = work / "Dockerfile"
-    file.write_text(held.dockerfile, encoding="utf-8")
+    file.write_text(text, encoding="utf-8")
     return build_context.replacing(folder.files, folder.dockerfile.relative_to(folder.context).as_posix(), file)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 _DIRECTIVE = re.compile(r"#\s*([A-Za-z]\w*)\s*=\s*(\S.*?)\s*")
@@ -63,6 +63,16 @@ def without(text: str, name: str) -> str:
     kept = [lines[one.line - 1] for one in known if one.name != name]
     head = [*kept, *["#"] * (len(known) - len(kept))]
     return "".join(f"{line}\n" for line in [*head, *lines[len(known) :]])
+
+
+def with_image(text: str, at: Iterable[Instruction], image: str) -> str:
+    """The text with another image in these FROM lines. All instructions keep their line numbers."""
+    lines = text.splitlines()
+    for one in at:
+        lines[one.line - 1 : one.last] = [" ".join(("FROM", *one.flags, image, *one.words[1:]))] + [""] * (
+            one.last - one.line
+        )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def instructions(text: str) -> Iterator[Instruction]:

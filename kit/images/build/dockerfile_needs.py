@@ -33,8 +33,8 @@ class Dockerfile:
 
     automatic: arguments that BuildKit sets by itself and that the classic builder must be given. unpinned: images that are named
     without a digest. syntax: the frontend that a `# syntax=` line names. secrets: id -> the first instruction that mounts it. base:
-    the image that the built stage starts from, if the Dockerfile names it itself; otherwise empty. required: the secrets without
-    which a step fails. downloads: addresses that ADD fetches and whose content nothing pins.
+    the image that the built stage starts from, if the Dockerfile names it itself; otherwise empty. on_base: the FROM lines that
+    name it. required: the secrets without which a step fails. downloads: addresses that ADD fetches and whose content nothing pins.
     """
 
     text: str
@@ -45,6 +45,7 @@ class Dockerfile:
     syntax: str
     secrets: Mapping[str, Instruction]
     base: str = ""
+    on_base: tuple[Instruction, ...] = ()
     required: frozenset[str] = frozenset()
     downloads: tuple[str, ...] = ()
 
@@ -88,6 +89,7 @@ def read_dockerfile(
         downloads=tuple(dict.fromkeys(address for step in steps for address in _downloads(step))),
         unpinned=_unpinned(steps, stages, first),
         base=first.image if own_base else "",
+        on_base=tuple(stage.at for stage in stages if stage.image == first.image),
     )
 
 

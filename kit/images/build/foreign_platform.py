@@ -9,8 +9,9 @@ import tempfile
 from pathlib import Path
 
 from kit import shell
-from kit.errors import ImageError, ToolError
+from kit.errors import ImageError, LockError, ToolError
 from kit.images.build.dockerfile_needs import Dockerfile
+from kit.images.check_against_lock import made_by
 from kit.schema.image import Build, ImageLock, ImageSpec, PythonPackages
 
 # Architecture -> bits, byte order and number of its programs (e_machine of ELF).
@@ -29,27 +30,38 @@ def is_foreign(options: Build, engine: str) -> bool:
 
 
 def require(spec: ImageSpec, needs: Dockerfile, base: ImageLock | None, *, engine: str) -> None:
-    """ImageError if the image is for another platform and its base, its wheels or a RUN step cannot be.
+    """ImageError if the image's base, its wheels or a RUN step cannot be for its platform.
 
     base: the lock of the image that it builds on. engine: the platform of the engine's machine.
     """
-    wanted = spec.build.platform
-    if wanted is None or not is_foreign(spec.build, engine):
-        return
+    wanted = spec.build.platform or engine
     cause = f"the image is for {wanted}"
+    if base is not None and base.platform and _architecture(base.platform) != _architecture(wanted):
+        hint = "remove build.platform" if spec.build.platform else f"{made_by(base.name, base.source)} --relock"
+        raise ImageError(f"{cause}, and its base, image {base.name}, is for {base.platform}", hint=hint)
+    if not is_foreign(spec.build, engine):
+        return
     if spec.base is not None and spec.base.bootstrap is not None:
         problem = f"{cause}, and [base.bootstrap] makes a base for this machine, {engine}"
         raise ImageError(problem, hint="name a base of a registry: [base] reference")
-    if base is not None and base.platform not in (None, wanted):
-        raise ImageError(
-            f"{cause}, and its base, image {base.name}, is for {base.platform}", hint="remove build.platform"
-        )
     _require_wheels(cause, wanted, spec.python)
     step = next((one for one in needs.steps if one.word == "RUN"), None)
     if step is not None and _is_local() and not executes(wanted, engine):
         problem = f"{cause}, and this machine, {engine}, cannot run its programs: line {step.line}: RUN {step.rest}"
         hint = "install qemu-user-static (binfmt) here, or set DOCKER_HOST to an engine on such a machine"
         raise ImageError(problem, hint=hint)
+
+
+def is_of(locked: ImageLock, platform: str, *, required: bool) -> bool:
+    """Whether a lock is for this platform. LockError if it is not and must be: its bytes cannot come again."""
+    if locked.platform is None or _architecture(locked.platform) == _architecture(platform):
+        return True
+    if required:
+        raise LockError(
+            f"image {locked.name}: its lock is for {locked.platform}, and this build is for {platform}",
+            hint=f"'kit build-image {locked.name} --relock' writes a lock for {platform}",
+        )
+    return False
 
 
 def require_result(options: Build, architecture: str) -> None:
