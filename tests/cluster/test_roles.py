@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -134,6 +135,8 @@ def test_roles_find_each_other_and_the_service_stops_when_the_main_one_has_ended
     assert lab.kit("logs", run.folder.name, "absent", check=False).returncode == 2
     assert "role server is ready" in run.log("batch")
     assert "stopping server" in run.log("batch")
+    said = run.log("batch") + run.log("server/rank-0") + run.log("main/rank-0")
+    assert not re.search(r"srun: |slurmstepd|Terminated|Killed|line \d+:", said), "nothing failed"
     assert lab.settled(run.folder) == []
 
 

@@ -119,6 +119,35 @@ def test_a_rank_that_was_killed_alone_is_on_record_as_such(
     assert [path.name for path in (run / "state").glob("rank-*")] == ["rank-0.137" if with_step else "rank-0.137.alone"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGSEGV])
+def test_a_ranks_log_has_no_source_of_the_kits_shell(
+    run: Path, teller: list[subprocess.Popen[bytes]], number: signal.Signals
+) -> None:
+    """bash says of a program that a signal ended `rank.sh: line 91: 11 Killed ( [[ -z "${pipe}" ]] ...`, or `Terminated`."""
+    (run / "program.py").write_text(
+        f"import os, sys\nprint('own', file=sys.stderr, flush=True)\nos.kill(os.getpid(), {number:d})\n"
+    )
+    teller.append(process := rank(run))
+    assert process.wait(60) == 128 + number
+    stamped, own, ended = (run / "logs" / "rank-0.log").read_text().splitlines()
+    assert "rank 0 of 1" in stamped
+    assert own == "own", "the program's own stderr is there"
+    assert ended.endswith(f"the program ended with {128 + number}, as by the signal {number.name.removeprefix('SIG')}")
+
+
+def test_a_service_that_is_told_to_end_leaves_no_word_of_a_shell(
+    run: Path, teller: list[subprocess.Popen[bytes]]
+) -> None:
+    (run / "program.py").write_text(
+        f"import pathlib, time\npathlib.Path({str(run)!r}, 'up').write_text('up')\ntime.sleep(60)\n"
+    )
+    teller.append(process := rank(run))
+    until(run / "up")
+    os.killpg(process.pid, signal.SIGTERM)
+    process.wait(60)
+    assert len((run / "logs" / "rank-0.log").read_text().splitlines()) == 1
+
+
 INTERRUPTED = """
 import pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[1])

@@ -66,6 +66,24 @@ rank::choose_start() {
     warm=("${KIT_PROGRAM[0]}" -I -S "${KIT_RUN_DIR}/lib/warm_client.py" "$(warm_ranks::name)" "${KIT_WARM_WAIT}" "$$")
 }
 
+# Runs the program in the caller's `start` and `warm`, and returns its code. If a signal ends it, bash would print `Terminated`, or the
+# source of the subshell, into the rank's log: this shell's own stderr leads nowhere meanwhile.
+rank::run_program() {
+    local -i code=0
+    local log
+    exec {log}>&2
+    {
+        (
+            exec 2>&"${log}" {log}>&-
+            [[ -z "${pipe}" ]] || exec {pipe}>&-
+            [[ -z "${rank_stepd}" ]] || exec {rank_stepd}<&-
+            exec "${start[@]}" -- "${KIT_PROGRAM_ENV[@]}" "${warm[@]}" "${KIT_PROGRAM[@]}"
+        ) || code=$?
+    } 2>/dev/null
+    exec {log}>&-
+    return "${code}"
+}
+
 # Cleans up after the program, and records its end. Changes the caller's `code`; reads its `pipe` and `signalled`.
 rank::finish() {
     umask g-w,o-w
@@ -75,6 +93,9 @@ rank::finish() {
     fi
     [[ -z "${KIT_MEMORY}" ]] || memory_checkpoints::remove_unused
     # Without its slurmstepd, a rank dies of some signal: of HUP under Pyxis.
+    if ((code > 128)) && [[ -z "${signalled}" ]] && kill -l "${code}" >/dev/null 2>&1; then
+        log::info "the program ended with ${code}, as by the signal $(kill -l "${code}")"
+    fi
     if ((code > 128)) && rank::is_orphan; then
         log::error "slurmstepd, by which Slurm runs the ranks of a node, is gone: killed, or out of memory; the program died of it, with ${code}"
         code=137
@@ -118,11 +139,7 @@ main() {
     rank::hold_slurmstepd
     local -a start=(env -u KIT_TASK_FD) warm=()
     rank::choose_start
-    (
-        [[ -z "${pipe}" ]] || exec {pipe}>&-
-        [[ -z "${rank_stepd}" ]] || exec {rank_stepd}<&-
-        exec "${start[@]}" -- "${KIT_PROGRAM_ENV[@]}" "${warm[@]}" "${KIT_PROGRAM[@]}"
-    ) || code=$?
+    rank::run_program || code=$?
     rank::finish
     return "${code}"
 }
