@@ -14,7 +14,7 @@ import pytest
 
 
 class Hook(ThreadingHTTPServer):
-    """A webhook that keeps what it gets."""
+    """A webhook that keeps what it gets; there is nothing at its path /none."""
 
     def __init__(self, address: str) -> None:
         super().__init__((address, 0), _Handler)
@@ -27,7 +27,7 @@ class _Handler(BaseHTTPRequestHandler):
         assert isinstance(self.server, Hook)
         self.server.got.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
         self.server.paths.append(self.path)
-        self.send_response(200)
+        self.send_response(404 if self.path.startswith("/none") else 200)
         self.end_headers()
 
     def log_message(self, *_: object) -> None:

@@ -72,6 +72,9 @@ class SweepResults(Model):
     without_result: dict[str, int] = Field(description="State -> number of points without a result.")
     points: list[dict[str, Any]] = Field(description="point, name, state, run_dir, each key of the sweep, each metric.")
     sources: dict[str, int] = Field(default={}, description="Where unreported numbers are from -> number of points.")
+    codes: dict[str, list[int]] = Field(
+        default={}, description="If the points ran several states of the code: hash of each snapshot -> its points."
+    )
     objectives: dict[str, str] = Field(default={}, description="Of a search with several goals.")
     front: list[int] = Field(default=[], description="Points that no other one beats in all objectives.")
 

@@ -143,8 +143,15 @@ def _print(table: Results) -> None:
 
 def _beside(table: Results) -> Iterator[str]:
     """What the reader of the best point has to know: points with a better figure that are not done, and points without one."""
-    from kit.sweeps.points.key_names import shown
+    from kit.sweeps.points.key_names import ranges, shown
 
+    if len(table.codes) > 1:
+        named = "; ".join(f"points {ranges(points)}: {code[:12]}" for code, points in [*table.codes.items()][:_SHOWN])
+        first, second, *_ = (points[0] for points in table.codes.values())
+        yield (
+            f"the points ran {len(table.codes)} states of the code: {named}\n"
+            f"  try: kit diff {table.sweep_id}.{first} {table.sweep_id}.{second}"
+        )
     if table.sources:
         named = "; ".join(f"{clean(name)} ({count} points)" for name, count in [*table.sources.items()][:_SHOWN])
         yield f"the programs reported nothing to the kit; the numbers are from: {named}"

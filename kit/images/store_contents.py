@@ -6,7 +6,7 @@ import contextlib
 import re
 import stat
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,9 +34,11 @@ class ImageRow:
 
 
 def rows(store_dir: Path, project: Path) -> list[ImageRow]:
-    """All images of the store and all images that a known lock names, sorted by name."""
-    locks = known_locks(store_dir, project)
-    found = [_locked_row(store_dir, sha256, places) for sha256, places in _by_digest(locks).items()]
+    """All images of the store and all images that a known lock names, sorted by name. An image with two names has two rows."""
+    places: dict[tuple[str, str], dict[Path, image_lock.Head]] = {}
+    for path, known in known_locks(store_dir, project).items():
+        places.setdefault((known.name, known.sha256), {})[path] = known
+    found = [_locked_row(store_dir, locks) for locks in places.values()]
     named = {row.sha256 for row in found}
     found += [_loose_row(store_dir, path, sha256) for sha256, path in _files(store_dir).items() if sha256 not in named]
     return sorted(found, key=lambda row: (row.name, row.sha256))
@@ -124,13 +126,6 @@ def _lock_files(notes: store_notes.Notes, project: Path) -> list[Path]:
     return list(dict.fromkeys([*own, *notes.locks]))
 
 
-def _by_digest(locks: dict[Path, image_lock.Head]) -> dict[str, list[tuple[Path, image_lock.Head]]]:
-    table: dict[str, list[tuple[Path, image_lock.Head]]] = {}
-    for path, known in locks.items():
-        table.setdefault(known.sha256, []).append((path, known))
-    return table
-
-
 def _files(store_dir: Path) -> dict[str, Path]:
     folder = store_dir / "sha256"
     if not folder.is_dir():
@@ -138,17 +133,17 @@ def _files(store_dir: Path) -> dict[str, Path]:
     return {found[1]: path for path in sorted(folder.iterdir()) if (found := _FILE.match(path.name))}
 
 
-def _locked_row(store_dir: Path, sha256: str, places: list[tuple[Path, image_lock.Head]]) -> ImageRow:
-    path, known = store.path(store_dir, sha256), places[0][1]
-    built_at, size = _made(path)
+def _locked_row(store_dir: Path, locks: Mapping[Path, image_lock.Head]) -> ImageRow:
+    known = next(iter(locks.values()))
+    built_at, size = _made(store.path(store_dir, known.sha256))
     present = size == known.size
     return ImageRow(
         name=known.name,
-        sha256=sha256,
+        sha256=known.sha256,
         size=known.size,
         made=built_at if present else 0.0,
         present=present,
-        locks=tuple(place for place, _ in places),
+        locks=tuple(locks),
     )
 
 

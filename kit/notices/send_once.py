@@ -42,8 +42,8 @@ def tell(
         took = send.send(
             urls, event.event, title, body, hide=list(secret.read_secrets(run.run_dir).values()), patience=patience
         )
-        for name, well in took.items():
-            say(f"{run.run_dir.name}: {event.event}: {name} {'was told' if well else 'could not be told'}")
+        for name, reason in took.items():
+            say(f"{run.run_dir.name}: {event.event}: {name} {f'could not be told: {reason}' if reason else 'was told'}")
 
 
 def _mine(run_dir: Path, key: str) -> bool:

@@ -168,6 +168,17 @@ def test_prune_keeps_what_a_lock_a_job_or_its_age_protects(tmp_path: Path, proje
     assert rows[used.sha256].locks == ()
 
 
+def test_an_image_with_two_names_has_two_rows(tmp_path: Path, project: Path) -> None:
+    root = tmp_path / "store"
+    made = stored(root)
+    for name in ("one", "other", "copy-of-one"):
+        (project / "containers" / name).mkdir()
+        named = made.model_copy(update={"name": "one" if name.endswith("one") else name})
+        image_lock.write_lock(project / "containers" / name / "image.lock", named)
+    rows = store_contents.rows(root, project)
+    assert [(row.name, len(row.locks)) for row in rows if row.sha256 == made.sha256] == [("one", 2), ("other", 1)]
+
+
 def test_prune_removes_nothing_while_a_lock_cannot_be_read(tmp_path: Path, project: Path) -> None:
     root = tmp_path / "store"
     made = stored(root)

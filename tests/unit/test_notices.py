@@ -166,7 +166,9 @@ def test_the_batch_script_tells(tmp_path: Path, hook: Hook) -> None:
 
 
 def test_a_dead_endpoint_harms_nothing(tmp_path: Path, hook: Hook, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that refuses, one that answers a byte a second, one that nobody knows: the others are told, and the time is bounded."""
+    """One that refuses, one that answers a byte a second, one that nobody knows, one whose answer is an error: each has its reason,
+    the others are told, and the time is bounded.
+    """
     with socket.socket() as slow, socket.socket() as shut:
         slow.bind(("127.0.0.1", 0))
         slow.listen()
@@ -186,12 +188,19 @@ def test_a_dead_endpoint_harms_nothing(tmp_path: Path, hook: Hook, monkeypatch: 
             "SLOW": f"json://127.0.0.1:{slow.getsockname()[1]}/{TOKEN}",
             "SHUT": f"json://127.0.0.1:{shut.getsockname()[1]}/{TOKEN}",
             "ODD": f"nothing://{TOKEN}",
+            "NONE": f"json://127.0.0.1:{hook.server_port}/none-{TOKEN}",
             "GOOD": f"json://127.0.0.1:{hook.server_port}/",
         }
         began = time.monotonic()
         took = send.send(urls, "fail", "gpt-1: FAILED", f"said {TOKEN}: Bearer hunter22", hide=["hunter22"], patience=3)
         assert time.monotonic() - began < 30
-        assert took == {"SLOW": False, "SHUT": False, "ODD": False, "GOOD": True}
+        assert took == {
+            "SLOW": "it did not answer within 3 s",
+            "SHUT": "it was not reached",
+            "ODD": "its URL is none that apprise knows",
+            "NONE": "it answered with 404",
+            "GOOD": "",
+        }
         stop.set()
     assert "hunter22" not in json.dumps(hook.got)
 
@@ -224,7 +233,7 @@ def test_no_url_is_ever_said(tmp_path: Path) -> None:
         assert "HOOK" in done.stderr
         assert TOKEN not in done.stderr + done.stdout
     done = watch(run, HOOK=f"json://user:{TOKEN}@127.0.0.1:1/{TOKEN}")
-    assert "start: HOOK could not be told" in done.stderr
+    assert "start: HOOK could not be told: it was not reached" in done.stderr
     assert TOKEN not in done.stderr + done.stdout
     assert TOKEN not in "".join(path.read_text() for path in run.rglob("*") if path.is_file())
 

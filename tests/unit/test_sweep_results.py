@@ -101,6 +101,20 @@ def test_the_best_first_then_diverged_then_without_metric(folder: Path) -> None:
     assert [row.index for row in gathered(folder, reduce="min").rows] == [0, 1, 2, 3], "0.2 was reached on the way"
 
 
+def test_points_that_ran_different_code_are_named(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`kit sweep --retry` after a change of the code: the table holds numbers of two programs."""
+    for number, tree in enumerate(("a" * 64, "a" * 64, "b" * 64)):
+        path = SweepPaths(folder).point(number) / "manifest.json"
+        made = json.loads(path.read_text()) | {"workspace": {"folder": "/w", "tree": tree}}
+        path.write_text(json.dumps(made))
+    found = gathered(folder)
+    assert result_files.facts(found)["codes"] == {"a" * 64: [0, 1], "b" * 64: [2]}
+    printed(found)
+    said = capsys.readouterr().out
+    assert "the points ran 2 states of the code: points 0-1: aaaaaaaaaaaa; points 2: bbbbbbbbbbbb\n" in said
+    assert "  try: kit diff digits-1.0 digits-1.2\n" in said
+
+
 def test_a_metric_that_diverged_is_null_in_json_and_never_the_best(folder: Path, tmp_path: Path) -> None:
     found = json.loads(result_files.as_json(gathered(folder)), parse_constant=lambda word: f"{word} is not JSON")
     assert [row["loss"] for row in found["points"]] == [0.3, 0.5, None, None]

@@ -39,6 +39,8 @@ def facts(results: Results) -> dict[str, object]:
     }
     if results.sources:
         answer["sources"] = dict(results.sources)
+    if len(results.codes) > 1:
+        answer["codes"] = {code: [*points] for code, points in results.codes.items()}
     if results.objectives:
         answer |= {"objectives": results.objectives, "front": [row.index for row in results.front]}
     return answer

@@ -30,7 +30,7 @@ _DONE = "COMPLETED"
 @dataclass(frozen=True, kw_only=True)
 class PointResult:
     """One point. values: by key. metrics: by name; empty if the run wrote none. sources: where they are from, if
-    the program did not report them.
+    the program did not report them. code: hash of its snapshot; none for a point without a run, or with [workspace] live.
     """
 
     index: int
@@ -40,6 +40,7 @@ class PointResult:
     metrics: Mapping[str, float]
     run_dir: Path
     sources: tuple[str, ...] = ()
+    code: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,15 @@ class Results:
     def sources(self) -> Mapping[str, int]:
         """Where numbers are from that the programs did not report -> number of points."""
         return Counter(source for row in self.rows for source in row.sources)
+
+    @property
+    def codes(self) -> Mapping[str, tuple[int, ...]]:
+        """Snapshot -> the points that ran it. `kit sweep --retry` after a change of the code gives more than one."""
+        found: dict[str, list[int]] = {}
+        for row in sorted(self.rows, key=lambda row: row.index):
+            if row.code:
+                found.setdefault(row.code, []).append(row.index)
+        return {code: tuple(points) for code, points in found.items()}
 
     @property
     def without_result(self) -> Mapping[str, int]:
@@ -165,6 +175,7 @@ def gather(
             metrics=numbers.values,
             run_dir=dirs[name],
             sources=numbers.sources,
+            code=run.facts.tree if (run := states[point.index]) else None,
         )
         for point, (name, numbers) in zip(record.points, reported.items(), strict=True)
     ]
