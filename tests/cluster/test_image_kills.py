@@ -1,18 +1,21 @@
 """Ctrl-C and kill -9 at any moment of any way to an image: after the next command nothing is left, and the bytes are the same.
 
 A moment is a part of the time that the whole takes, from the first line that the command prints. What a killed command may leave is
-looked for in the store, in its temporary folder, cache and project, among mounts and processes, and in the engine, where all images
-that stand on the test's base are counted, marked or not.
+looked for in the store, in its temporary folder, cache and project, among mounts and processes, and in the engine: one of this module's
+own, since a command removes no image while somebody else builds in the same engine. All images on the test's base are counted there.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -23,11 +26,13 @@ import docker
 import pytest
 
 from kit import shell
+from kit.errors import EngineError
 from kit.images.sources import engine as engines
 from tests.cluster.image_lab import (
     BASE,
     DOCKERFILE,
     ImageLab,
+    import_base,
     needs_root,
     wait_until,
 )
@@ -70,6 +75,35 @@ WAYS = {
     ),
     "import-merge": Way(words=("import-image", "./saved.tar", "--name", "it"), method="merging the layers"),
 }
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[engines.Engine]:
+    """A Docker Engine in which nobody else builds, with the base. DOCKER_HOST names it."""
+    dockerd = shutil.which("dockerd", path=f"{os.environ['PATH']}:/usr/sbin:/sbin")
+    if dockerd is None or os.geteuid() != 0:
+        pytest.skip("an engine of its own needs root and dockerd")
+    with tempfile.TemporaryDirectory(prefix="kit-engine-") as folder, pytest.MonkeyPatch.context() as patch:
+        host = f"unix://{folder}/socket"
+        argv = [dockerd, "--bridge=none", "--iptables=false", "--ip6tables=false", f"--host={host}"]
+        argv += [f"--{name}={folder}/{name}" for name in ("data-root", "exec-root", "pidfile")]
+        with Path(folder, "log").open("wb") as log, subprocess.Popen(argv, stdout=log, stderr=log) as daemon:
+            try:
+                patch.setenv("DOCKER_HOST", host)
+                wait_until(answers, seconds=60)
+                found = engines.connect()
+                import_base(found, tmp_path_factory.mktemp("base"))
+                yield found
+            finally:
+                daemon.terminate()
+
+
+def answers() -> bool:
+    """Whether the engine of DOCKER_HOST does."""
+    with contextlib.suppress(EngineError):
+        engines.connect()
+        return True
+    return False
 
 
 @pytest.fixture
@@ -130,8 +164,11 @@ def forget(lab: ImageLab, result: dict[str, Any]) -> None:
 
 
 def left_in_the_engine() -> list[str]:
-    """Images on the test's base that the tagged one does not stand on, and containers of any of them."""
-    client: Any = docker.APIClient()
+    """Images on the test's base that the tagged one does not stand on, and containers of any image.
+
+    What BuildKit makes has no parent that an engine tells, so the layers decide.
+    """
+    client: Any = docker.APIClient(base_url=os.environ["DOCKER_HOST"])
     held = {one["Id"]: client.inspect_image(one["Id"]) for one in client.images(all=True)}
 
     def line(image: str) -> list[str]:
@@ -141,13 +178,11 @@ def left_in_the_engine() -> list[str]:
             image = held[image]["Parent"]
         return found
 
-    base = client.inspect_image(BASE)["Id"]
-    ours = {image for image in held if base in line(image)}
-    needed = {base, *line(client.inspect_image(TAG)["Id"])}
-    containers = [one["Id"] for one in client.containers(all=True) if one["ImageID"] in ours]
-    # What BuildKit makes has no parent that an engine tells.
-    engine = engines.connect()
-    return [*(ours - needed), *containers, *engine.loose_images(), *engine.tags("kit-base/marked")]
+    base = client.inspect_image(BASE)
+    layers = base["RootFS"]["Layers"]
+    ours = {image for image, facts in held.items() if (facts["RootFS"].get("Layers") or [])[: len(layers)] == layers}
+    needed = {base["Id"], *line(client.inspect_image(TAG)["Id"])}
+    return [*(ours - needed), *(one["Id"] for one in client.containers(all=True))]
 
 
 def left_on_the_machine(lab: ImageLab, result: dict[str, Any]) -> list[str]:
