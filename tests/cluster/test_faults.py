@@ -490,22 +490,26 @@ def test_restarts_are_capped(lab: Lab) -> None:
 
 
 @pytest.mark.parametrize(
-    ("preempts", "lead", "code"),
-    [(("REQUEUE", 0), 60, 143), (("REQUEUE", 20), 0, 143), (("REQUEUE", 20), 60, 138), (("CANCEL", 20), 0, 143)],
+    "preempts",
+    [("REQUEUE", 0, 60, 143), ("REQUEUE", 20, 0, 143), ("REQUEUE", 20, 60, 138), ("CANCEL", 20, 0, 143)],
     ids=["at-once", "with-grace", "told-by-USR1", "by-cancel"],
 )
+@pytest.mark.parametrize(
+    "runtime", ["bubblewrap", *(pytest.param(name, marks=pytest.mark.faults) for name in ("pyxis", "enroot"))]
+)
 def test_preemption(
-    preempting_lab: Lab, runtime_of: RuntimeOf, preempts: tuple[str, int], lead: int, code: int
+    preempting_lab: Lab, runtime_of: RuntimeOf, runtime: str, preempts: tuple[str, int, int, int]
 ) -> None:
     """A job of another partition takes the nodes; the ranks save, the job waits, and continues in its own folder.
 
-    code: of the ranks. The cluster has preempt_send_user_signal: within a grace the lead's signal comes instead of TERM.
-    With CANCEL the kit queues the job again, and from 24.05 on Slurm calls it PREEMPTED whatever its next start ends with.
+    preempts: PreemptMode, GraceTime, lead, and the code of the ranks. The cluster has preempt_send_user_signal: within a grace the
+    lead's signal comes instead of TERM. With CANCEL the kit queues the job again, and from 24.05 on Slurm calls it PREEMPTED
+    whatever its next start ends with.
     """
-    lab, (mode, grace) = preempting_lab, preempts
+    lab, (mode, grace, lead, code) = preempting_lab, preempts
     lab.slurm("scontrol", "update", "PartitionName=main", f"GraceTime={grace}", f"PreemptMode={mode}")
     write(lab, f'[slurm]\nrequeue = true\nlead = {lead}\n[secrets]\nenv = ["API_KEY"]\n')
-    run = lab.submit(*runtime_of("bubblewrap"), env={"API_KEY": "canary"})
+    run = lab.submit(*runtime_of(runtime), env={"API_KEY": "canary"})
     wait_up(lab, run)
     lab.slurm("sbatch", "--partition=urgent", "--nodes=2", "--exclusive", "--output=/dev/null", "--wrap=sleep 3")
     lab.wait(lambda: lab.job(run)["Restarts"] == "1", run)
@@ -572,6 +576,7 @@ def test_node_daemon_killed(spare_lab: Lab, runtime_of: RuntimeOf, cell: Cell) -
         assert job["JobState"] == "NODE_FAIL", read(run, "batch")
         assert lab.status(run)["exit_code"] == 143, read(run, "batch")
         assert lab.status(run)["reason"] == "NodeDown"
+        assert (run / "saved-0-0").exists(), "the ranks beside the lost node save"
         assert (why(lab, run)["rule"], why(lab, run)["verdict"]) == ("node-lost", "bad node")
     finally:
         wait_message_timeout(lab)
