@@ -1,8 +1,8 @@
 """Ctrl-C and kill -9 at any moment of any way to an image: after the next command nothing is left, and the bytes are the same.
 
 A moment is a part of the time that the whole takes, from the first line that the command prints. What a killed command may leave is
-looked for in the store, in its temporary folder, cache and project, among mounts and processes, and in the engine. The engine is one
-of this module's own: a command removes no image while somebody else builds in the same engine.
+looked for in the store, in its temporary folder, cache and project, among mounts and processes, and in the engine. This module has
+an engine of its own: a command removes no image while somebody else builds in the same engine.
 """
 
 from __future__ import annotations
