@@ -97,7 +97,7 @@ STALLS = {
             verdict=JOB,
             pattern="",
             says="{culprit} is in its {phase} phase of step {step} for {idle} s; {waiting} ranks wait for it",
-            advice="its stacks say where it is; a data phase mostly waits for storage",
+            advice="its stacks say where it is: in a data phase, such as at a read from storage",
             next="kit stacks {run} --rank {rank}",
         ),
         Rule(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 from kit.errors import RunError
 from kit.files import safe_text, untrusted_files
@@ -116,6 +118,25 @@ class Record:
     def starts(self) -> int:
         """The number of starts of the ranks in the newest job."""
         return sum(event["event"] == "attempt" for event in self.events)
+
+    @cached_property
+    def job(self) -> Mapping[str, Any]:
+        """The values of the run's job.toml; empty if it cannot be read."""
+        try:
+            return tomllib.loads(untrusted_files.read_text(RunPaths(self.run_dir).job))
+        except (OSError, ValueError, RecursionError, RunError):
+            return {}
+
+    @cached_property
+    def restarts(self) -> Mapping[str, tuple[int, int]]:
+        """Key of [retry] -> how many starts it allows the newest job, and how many were made. Without keys that allow none."""
+        retry, slurm = (found if isinstance(found := self.job.get(name), dict) else {} for name in ("retry", "slurm"))
+        began = max((place for place, event in enumerate(self.events) if event["event"] == "start"), default=0)
+        counts = [count for event in self.events if isinstance(count := event.get("restart"), int)]
+        # slurm.requeue leaves Slurm's own requeues uncounted.
+        queued = sum(e["event"] == "requeue" for e in self.events) if slurm.get("requeue") else max(counts, default=0)
+        made = {"in_allocation": sum(e["event"] == "attempt" for e in self.events[began:]) - 1, "requeue": queued}
+        return {key: (most, n) for key, n in made.items() if isinstance(most := retry.get(key), int) and most > 0}
 
     @cached_property
     def resumed(self) -> str:

@@ -147,8 +147,9 @@ def _ranks(record: Record) -> Answer | None:
             answer, rule="no-progress", line=line, verdict=JOB if answer.verdict == AGAIN else answer.verdict
         )
     if starts > 1:
-        line = f"after {starts} starts no restart is left{record.resumed}; the last: {answer.line}"
-        return replace(answer, rule="retries-exhausted", line=line)
+        none_left = record.restarts and all(made >= most for most, made in record.restarts.values())
+        line = f"after {starts} starts{' no restart is left' if none_left else ''}{record.resumed}; the last: {answer.line}"
+        return replace(answer, rule="retries-exhausted" if none_left else answer.rule, line=line)
     if record.torchrun_restarts:
         return replace(answer, line=f"{record.torchrun_restarts}; the last: {answer.line}")
     return answer

@@ -254,9 +254,21 @@ def test_without_nodes_or_the_image_there_is_no_restart_here(tmp_path: Path) -> 
     ],
 )
 def test_whether_the_job_goes_back_to_the_queue(tmp_path: Path, code: int, head: str, wants: bool) -> None:
-    assert script_of(tmp_path, f"{head}\nrestarts::wants_requeue {code} && echo yes || echo no") == [
-        "yes" if wants else "no"
-    ]
+    said = script_of(tmp_path, f"{head}\nrestarts::wants_requeue {code} && echo yes || echo no")
+    assert said[-1] == ("yes" if wants else "no")
+
+
+@pytest.mark.parametrize(
+    ("code", "most", "said"),
+    [
+        (137, 2, ["not back to the queue: retry.requeue is 2, and used up", "no"]),
+        (3, 2, ["no"]),
+        (137, 0, ["no"]),
+    ],
+)
+def test_a_job_that_has_used_up_its_requeues_says_so(tmp_path: Path, code: int, most: int, said: list[str]) -> None:
+    head = f"SLURM_RESTART_COUNT=2 KIT_REQUEUE_CAPPED=1 KIT_RETRY_REQUEUE={most}"
+    assert script_of(tmp_path, f"{head}\nrestarts::wants_requeue {code} && echo yes || echo no") == said
 
 
 @pytest.mark.parametrize(("state", "running"), [("RUNNING", True), ("COMPLETING", False), ("", False)])

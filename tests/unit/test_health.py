@@ -539,6 +539,64 @@ def test_a_full_disk_is_one_sentence(line: str, says: str) -> None:
     assert filled(rule.says, found.groupdict()) == says
 
 
+@pytest.mark.parametrize(
+    ("retry", "requeued", "line", "advice"),
+    [
+        ("", 0, "^after 2 starts; the last: rank 0", "retry.in_allocation starts again$"),
+        (
+            "in_allocation = 1",
+            0,
+            "^after 2 starts no restart is left; the",
+            r"a larger retry.in_allocation \(its 1 is used up\) st",
+        ),
+        ("in_allocation = 2", 0, "^after 2 starts; the last: rank 0", "; retry.in_allocation starts again$"),
+        ("in_allocation = 1\nrequeue = 1", 0, "^after 2 starts; the last: rank 0", "a larger retry.in_allocation"),
+        (
+            "requeue = 1",
+            1,
+            "^after 2 starts no restart is left; the last: rank 0",
+            "; retry.in_allocation starts again$",
+        ),
+    ],
+)
+def test_what_is_left_of_retry_is_told_as_it_is(
+    retry: str, requeued: int, line: str, advice: str, tmp_path: Path
+) -> None:
+    run = shutil.copytree(FOLDER / "killed", tmp_path / "killed")
+    (run / "job.toml").write_text(f"[retry]\n{retry}\n")
+    events = [json.loads(text) for text in (run / "state" / "events.jsonl").read_text().splitlines()]
+    (place,) = (number for number, event in enumerate(events) if event["event"] == "attempt")
+    again = [{**event, "restart": requeued} for event in events[0 if requeued else place : place + 1]]
+    told = [*events[: place + 1], *again, *events[place + 1 :]]
+    (run / "state" / "events.jsonl").write_text("".join(f"{json.dumps(event)}\n" for event in told))
+    (one,) = status.read_statuses([run], queue=lambda cluster: {})
+    found = explain(Record(status=one))
+    assert re.search(line, found.line), found.line
+    assert re.search(advice, found.advice), found.advice
+
+
+def test_the_advice_of_an_end_from_outside_knows_what_is_used_up(tmp_path: Path) -> None:
+    """`set retry.requeue` is no advice for a job that has it."""
+    run = shutil.copytree(FOLDER / "preempted", tmp_path / "preempted")
+    said = json.loads((run / "slurm.json").read_text(encoding="utf-8"))
+    (one,) = status.read_statuses([run], queue=lambda cluster: {said["job_id"]: QueuedJob(**said)} if said else {})
+    plain = explain(Record(status=one)).advice
+    assert "set retry.requeue, and" in plain
+    (run / "job.toml").write_text("[retry]\nrequeue = 1\n")
+    events = (run / "state" / "events.jsonl").read_text()
+    (run / "state" / "events.jsonl").write_text(events.replace('"restart": 0', '"restart": 1'))
+    found = explain(Record(status=one)).advice
+    assert found == plain.replace("set retry.requeue", "raise retry.requeue (its 1 is used up)")
+
+
+@pytest.mark.parametrize("name", ["stepd-killed", "killed"])
+def test_no_lack_of_memory_is_told_that_nobody_saw(name: str, tmp_path: Path) -> None:
+    found = answered(name, tmp_path)
+    assert "unknown" in found.line + found.advice
+    assert "whether memory was short" in found.advice
+    assert not re.search(r"mostly|most likely|probably", found.line + found.advice)
+
+
 def test_the_next_command_repeats_what_the_command_line_had_set(tmp_path: Path) -> None:
     run = shutil.copytree(FOLDER / "disk-full", tmp_path / "disk-full")
     manifest = json.loads((run / "manifest.json").read_text())
@@ -558,4 +616,4 @@ def test_the_next_command_repeats_what_the_command_line_had_set(tmp_path: Path) 
     without = replace(found, next=f"kit submit {file} --set slurm.exclude=n2")
     assert next_command.for_run(record, without).next == f"kit submit {file} {words} --set slurm.exclude=n2"
     (run / "job.toml").write_text("[resources\n")
-    assert explain(record).next == f"kit submit {file}"
+    assert explain(Record(status=one)).next == f"kit submit {file}"

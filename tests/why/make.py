@@ -35,6 +35,7 @@ CONF = {
 # What `kit why` reads; the rest of a run folder is scripts.
 KEPT = (
     "manifest.json",
+    "job.toml",
     "state/events.jsonl",
     "state/cancelled*",
     "state/roles.json",

@@ -154,7 +154,7 @@ BATCH = (
         pattern=r"(?:the batch script's slurmstepd|step \S+ is killed: slurmstepd, by which Slurm runs it,) is gone",
         next=LOGS,
         says="a slurmstepd of it was killed, by which Slurm runs and ends the processes of a node",
-        advice="mostly the node was out of memory: look at its kernel log; nothing of the program is wrong",
+        advice="why is unknown: dmesg of its node says whether memory was short; the program did not end by itself",
     ),
     Rule(
         id="point-not-made",

@@ -32,7 +32,7 @@ CUDA = (
         id="cuda-assert",
         verdict=CODE,
         pattern=r"device-side assert triggered",
-        says="a kernel's device-side assert failed: mostly an index out of range, such as a token id above the vocabulary",
+        says="a kernel's device-side assert failed, such as of an index out of range: a token id above the vocabulary",
         advice="run again with --debug (CUDA_LAUNCH_BLOCKING=1): the stack then names the line",
         next="kit submit {job_file} --debug",
     ),
@@ -196,7 +196,7 @@ RULES = (
             r"|Segmentation fault|Aborted|Terminated)|exited unexpectedly)"
         ),
         says="a data loader worker ended: {what}",
-        advice="a worker that is killed is mostly one of too many for the memory: lower num_workers",
+        advice="dmesg of the node says whether memory was short; fewer workers need less of it: num_workers",
     ),
     Rule(
         id="shm-full",

@@ -182,7 +182,7 @@ BY_CODE = (
         verdict=NODE,
         pattern=r"slurmstepd, by which Slurm runs the ranks of a node, is gone",
         says="the slurmstepd of its node was killed, and the rank with it",
-        advice="mostly the node was out of memory: look at its kernel log; nothing of the program is wrong",
+        advice="why is unknown: dmesg of its node says whether memory was short; the program did not end by itself",
     ),
     Rule(
         id="killed",

@@ -92,10 +92,11 @@ restarts::wants_requeue() {
     if [[ -n "${retry_without:-}" ]]; then
         return 0
     fi
+    [[ "${signals_got}" == USR1 ]] || restarts::is_retryable "${code}" || return 1
     if (($(restarts::times_queued) >= KIT_RETRY_REQUEUE)); then
+        ((KIT_RETRY_REQUEUE == 0)) || log::info "not back to the queue: retry.requeue is ${KIT_RETRY_REQUEUE}, and used up"
         return 1
     fi
-    [[ "${signals_got}" == USR1 ]] || restarts::is_retryable "${code}" || return 1
     ! restarts::gets_nowhere
 }
 
