@@ -48,9 +48,16 @@ def batch_script(decisions: Decisions) -> str:
     text = users_script(decisions)
     if text is None:
         return render(DEFAULT, _variables(decisions))
-    if own_batch_script.is_of_the_kit(text):
-        return text
-    return render(FOREIGN, foreign_script.variables(decisions, text))
+    if not own_batch_script.is_of_the_kit(text):
+        return render(FOREIGN, foreign_script.variables(decisions, text))
+    if decisions.site.snapshot and not own_batch_script.copies_workspace(text):
+        file, _ = decisions.resolved.template or ("", "")
+        problem = (
+            "the script sources lib/retry.sh, as the kit's own does, but does not copy the job's folder into the run"
+        )
+        hint = "kit template eject new.sbatch.j2, whose `parts::require prepare` does"
+        raise ConfigError.of(Fault(file=file, key="template", problem=problem, hint=hint))
+    return text
 
 
 def foreign(decisions: Decisions) -> str | None:

@@ -22,12 +22,13 @@ _OUTPUTS = ("output", "error")
 
 def variables(decisions: Decisions, text: str) -> dict[str, Any]:
     """The variables of templates/core/bin/foreign.sh for a script."""
-    asked = sbatch_lines.options(text)
+    asked, snapshot = sbatch_lines.options(text), decisions.site.snapshot
     chdir = asked.get("chdir", "")
     return {
         "sbatch": [*_header(decisions, text, asked)],
         "run_dir": decisions.site.run_dir,
-        "tree": decisions.site.snapshot.tree if decisions.site.snapshot else "",
+        "snapshot": str(snapshot.folder) if snapshot else "",
+        "tree": snapshot.tree if snapshot else "",
         "code": code_digest(decisions),
         "digest": hashlib.sha256(text.encode()).hexdigest(),
         "folder": chdir if chdir.startswith("/") else f"{decisions.paths.workspace}/{chdir}".rstrip("/"),
@@ -84,7 +85,9 @@ def _changed(decisions: Decisions, asked: dict[str, str]) -> Iterator[str]:
     """Options that replace the script's own: Slurm takes the last of several."""
     folder = decisions.resolved.job_dir
     if chdir := asked.get("chdir"):
-        folder /= chdir
+        # A cluster over ssh does not have the job's folder. The script itself runs in the run's copy of it.
+        beyond = decisions.resolved.cluster.ssh is not None and not chdir.startswith("/")
+        folder = decisions.site.run_dir if beyond else folder / chdir
         yield _option("chdir", str(folder))
     for name in _OUTPUTS:
         if value := asked.get(name):

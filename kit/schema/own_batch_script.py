@@ -10,6 +10,8 @@ MARK = "# Below this line nothing is generated.\n"
 _JINJA = re.compile(r"\{%-?\s|\{\{-?\s")
 # The kit's own batch script, and changed copies of it, record the run themselves by this library.
 _RECORDS_ITSELF = "lib/retry.sh"
+# Calls of the library that copies the job's folder: by the phases of all parts, or by name.
+_COPIES = re.compile(r"\b(?:parts::require prepare|workspace::prepare)\b")
 
 
 def is_template(text: str) -> bool:
@@ -20,3 +22,8 @@ def is_template(text: str) -> bool:
 def is_of_the_kit(text: str) -> bool:
     """Whether the script is the kit's own, perhaps changed. Any other one runs below a script of the kit, which records it."""
     return _RECORDS_ITSELF in text
+
+
+def copies_workspace(text: str) -> bool:
+    """Whether a script of the kit's, perhaps changed, makes the run's copy of the job's folder."""
+    return _COPIES.search(text) is not None

@@ -13,7 +13,6 @@ from kit.planning.plan import Plan
 from kit.record import secret
 from kit.record.manifest import Manifest
 from kit.schema.run_paths import RunPaths
-from kit.submission import workspace
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,6 @@ def fill(
             shutil.copytree(like.folder / name, folder / name, copy_function=_link)
     for name in plan.folders:
         (folder / name).mkdir(parents=True, exist_ok=True)
-    workspace.fill(plan, folder)
     if patch:
         path = RunPaths(folder).patch
         path.unlink(missing_ok=True)

@@ -6,9 +6,12 @@ from typing import TYPE_CHECKING
 
 from kit.errors import ConfigError, Fault
 from kit.hosts.clusters import refuse
+from kit.planning.batch_file import users_script
+from kit.schema import sbatch_lines
 
 if TYPE_CHECKING:
     from kit.config import Resolved
+    from kit.planning.plan import Plan
     from kit.submission.recorded_inputs import Earlier
 
 
@@ -35,7 +38,27 @@ def require(resolved: Resolved, earlier: Earlier | None) -> None:
             )
     if faults:
         raise ConfigError.of(*faults)
-    if resolved.template is not None:
-        refuse(resolved.cluster_name, "a job of your own template")
     if earlier and (earlier.from_step is not None or earlier.node_order):
         refuse(resolved.cluster_name, "a rerun from a checkpoint")
+
+
+def require_header(made: Plan) -> None:
+    """ConfigError if a batch script of the user's own has files in its header that are on this machine."""
+    asked = sbatch_lines.options(users_script(made.decisions) or "")
+    file, _ = made.decisions.resolved.template or ("", "")
+    hints = {
+        "output": "remove the line; kit logs shows what the script prints",
+        "input": "an absolute path on the cluster",
+    }
+    faults = [
+        Fault(
+            file=file,
+            key=f"#SBATCH --{name}",
+            problem=f"{asked[name]!r} is in the job's folder on this machine",
+            hint=hints.get(name, hints["output"]),
+        )
+        for name in ("output", "error", "input")
+        if name in asked and not asked[name].startswith("/")
+    ]
+    if faults:
+        raise ConfigError.of(*faults)

@@ -154,6 +154,8 @@ def prepare_resolved(
     site = replace(site, snapshot=kept or workspace.snapshot(scan, site.runs_dir, uid=facts.uid))
     site = replace(site, node_order=earlier.node_order if earlier else ())
     run_plan = plan(resolved, locks[0], site, role_locks=locks[1])
+    if not host.shares_files:
+        portable_job.require_header(run_plan)
     if earlier:
         run_plan = earlier.amended(run_plan)
     if run_plan.job.chain is not None:

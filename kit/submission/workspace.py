@@ -6,7 +6,6 @@ import contextlib
 import os
 import re
 import shlex
-import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -90,20 +89,6 @@ def used(runs_dir: Path) -> set[str]:
             with contextlib.suppress(OSError):
                 trees |= {one.decode() for one in _TREE.findall(untrusted_files.read_bytes(RunPaths(path).batch))}
     return trees
-
-
-def fill(plan: Plan, run_dir: Path) -> None:
-    """Copy the workspace into the run folder, if the user's own batch script would not do that."""
-    made = plan.decisions
-    target = RunPaths(run_dir).workspace
-    if made.site.snapshot is None or made.resolved.template is None or target.exists():
-        return
-    shutil.copytree(made.site.snapshot.folder / "files", target, symlinks=True)
-    (RunPaths(run_dir).state / "tree").write_text(f"{made.site.snapshot.tree}\n", encoding="utf-8")
-    for path in (target, *target.rglob("*")):
-        if not path.is_symlink():
-            path.chmod(path.stat().st_mode | 0o200)
-    target.chmod(0o700)
 
 
 def patch(done: Scan | None) -> str:

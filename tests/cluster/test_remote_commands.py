@@ -172,6 +172,35 @@ def test_a_shell_of_its_own_has_the_workspace(far: Far) -> None:
     assert not [*far.runs.glob("*/.secrets")]
 
 
+@pytest.mark.parametrize("own", ["script", "template", "ejected"])
+def test_a_batch_script_of_ones_own_runs_with_the_jobs_folder(far: Far, own: str) -> None:
+    """As it is, rendered by Jinja below the kit's script, and the kit's own one changed."""
+    (far.project / "beside.txt").write_text("from the laptop\n")
+    lines = "cat beside.txt && pwd && exit 9\n"
+    if own == "script":
+        (far.project / "own.sh").write_text(f"#!/bin/bash\n#SBATCH --nodes=1\n#SBATCH --chdir=sub\ncd .. && {lines}")
+        (far.project / "sub").mkdir()
+        (far.project / "sub/kept").write_text("")
+        words = ["own.sh"]
+    elif own == "template":
+        head = "#!/bin/bash\n{% for option in sbatch %}\n#SBATCH {{ option }}\n{% endfor %}\n"
+        (far.project / "own.j2").write_text(head + lines)
+        words = ["--set", "slurm.template=own.j2"]
+    else:
+        far.kit("template", "eject", "ejected.j2")
+        text = (far.project / "ejected.j2").read_text()
+        (far.project / "ejected.j2").write_text(
+            text.replace("    train\n", f'    (cd -- "${{KIT_RUN_DIR}}/workspace" && {lines.strip()})\n    train\n')
+        )
+        words = ["--set", "slurm.template=ejected.j2", "--set", "env.CODE=9"]
+    run = far.submit(*words)
+    far.wait(run, "FAILED")
+    log = (far.runs / run / "logs/batch.log").read_text()
+    assert "from the laptop" in log, log
+    assert f"{far.runs}/{run}/workspace" in log
+    assert json.loads(far.kit("status", run, "--json").stdout)["exit_code"] == 9
+
+
 def test_an_image_goes_on_where_the_line_broke(far: Far) -> None:
     root = far.folder / "root"
     (root / "bin").mkdir(parents=True)

@@ -10,6 +10,7 @@ from kit.errors import ConfigError
 from kit.planning import site_shell
 from kit.planning.plan import Plan
 from kit.planning.sbatch_header import header
+from kit.submission import portable_job, prepare_run
 from tests.support import plan_of, write_job
 
 SCRIPT = """\
@@ -129,3 +130,30 @@ def test_a_script_that_loads_modules_gets_what_finds_them(tmp_path: Path) -> Non
     loads = made(tmp_path / "b", "#!/bin/bash\n#SBATCH -N 1\nmodule load cuda\n")
     assert site_shell.carried(plain.decisions) == ()
     assert "MODULEPATH" in site_shell.carried(loads.decisions)
+
+
+def test_a_script_that_records_itself_and_does_not_copy_the_folder_is_refused(tmp_path: Path) -> None:
+    """Its programs would run in an empty folder."""
+    text = '#!/bin/bash\nsource "${KIT_RUN_DIR}/lib/retry.sh"\n'
+    (own := write_job(tmp_path, "").with_name("own.sh")).write_text(text)
+    with pytest.raises(ConfigError) as error:
+        prepare_run.prepare_job(own, cluster="local", overrides=[], containers=False)
+    (fault,) = error.value.faults
+    assert "does not copy the job's folder" in fault.problem
+    assert "kit template eject" in fault.hint
+    own.write_text(f"{text}parts::require prepare || exit $?\n")
+    assert prepare_run.prepare_job(own, cluster="local", overrides=[], containers=False).plan.text_of("batch.sh")
+
+
+@pytest.mark.parametrize("line", ["--output=out/own.log", "-e err", "--input=data.txt", "-o ~/own.log"])
+def test_over_ssh_a_file_of_the_header_that_is_here_is_refused(tmp_path: Path, line: str) -> None:
+    plan = made(tmp_path, f"#!/bin/bash\n#SBATCH -N 1\n#SBATCH {line}\ntrue\n")
+    with pytest.raises(ConfigError) as error:
+        portable_job.require_header(plan)
+    (fault,) = error.value.faults
+    assert fault.key.startswith("#SBATCH --")
+    assert fault.file.endswith("own.sh")
+
+
+def test_over_ssh_absolute_files_of_the_header_are_the_clusters(tmp_path: Path) -> None:
+    portable_job.require_header(made(tmp_path, "#!/bin/bash\n#SBATCH -N 1 -o /data/%j.out -i /dev/null\ntrue\n"))

@@ -567,19 +567,6 @@ def test_a_sweep_of_a_thousand_points_has_one_snapshot(tmp_path: Path) -> None:
     assert made.first.site.snapshot is not None
 
 
-def test_a_batch_script_of_ones_own_finds_the_copy_made(tmp_path: Path) -> None:
-    write(tmp_path / "p", {"train.py": "one\n", "own.sbatch": "#!/bin/bash\n"})
-    text = 'name = "x"\nlauncher = "ddp"\nscript = "train.py"\nslurm.template = "own.sbatch"\n'
-    made = prepare_run.prepare_job(write_job(tmp_path / "p", text), cluster="local", overrides=[], containers=False)
-    workspace.keep(made.scan, made.plan)
-    (run := tmp_path / "run").mkdir()
-    (run / "state").mkdir()
-    workspace.fill(made.plan, run)
-    (run / "workspace/train.py").write_text("two\n")
-    assert made.site.snapshot is not None
-    assert (made.site.snapshot.folder / "files/train.py").read_text() == "one\n"
-
-
 def test_what_runs_refer_to_is_not_pruned(tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     write(runs, {"r1/batch.sh": f"readonly KIT_TREE={'a' * 64}\n", "r2/batch.sh": "readonly KIT_TREE=''\n"})

@@ -6,6 +6,7 @@
 # shellcheck source-path=SCRIPTDIR disable=SC2034,SC2154
 
 readonly KIT_RUN_DIR={{ run_dir | sh }}
+readonly KIT_SNAPSHOT={{ snapshot | sh }}
 readonly KIT_TREE={{ tree | sh }}
 readonly KIT_CODE={{ code | sh }}
 readonly KIT_SCRIPT={{ digest | sh }}
@@ -40,6 +41,8 @@ source "${KIT_RUN_DIR}/lib/output_links.sh"
 source "${KIT_RUN_DIR}/lib/slurm.sh"
 source "${KIT_RUN_DIR}/lib/events.sh"
 source "${KIT_RUN_DIR}/lib/retry.sh"
+# shellcheck source=/dev/null
+source "${KIT_RUN_DIR}/lib/workspace.sh"
 
 # The signals that end a program which has no handler.
 readonly passed_on="HUP INT QUIT USR1 USR2 ALRM TERM"
@@ -121,6 +124,13 @@ last_words() {
     record_end "${killed_code}"
 }
 
+# The run's copy of the job's folder, which the first start makes.
+copy_workspace() {
+    [[ -n "${KIT_TREE}" ]] || return 0
+    workspace::listed || return 1
+    [[ -e "${KIT_RUN_DIR}/state/tree" ]] || workspace::prepare
+}
+
 record_end() {
     local now
     retry::record_end "$1"
@@ -166,9 +176,12 @@ main() {
     events::record start nodes "${SLURM_JOB_NODELIST}"
     retry::count_start
     events::record attempt nodes "${nodes%,}"
-    start_script
-    wait_for_script
-    code=$?
+    code=1
+    if copy_workspace; then
+        start_script
+        wait_for_script
+        code=$?
+    fi
     [[ -z "${last_words_pid}" ]] || kill -KILL "${last_words_pid}" 2>/dev/null
     kill -KILL "${witness_pid}" 2>/dev/null
     if [[ "${signals_got}" == TERM ]] && retry::slurm_requeued; then
