@@ -1,6 +1,7 @@
 """Offers what a job lacks before its submit: to start the embedded cluster, and to build its images.
 
-On a terminal each is a question; `--yes` answers it. Elsewhere nothing is done, and the submit's own error names the command.
+On a terminal each is a question; `--yes` answers it, but not whether an image may get another lock. Elsewhere nothing is done, and
+the submit's own error names the command.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -15,6 +17,8 @@ import typer
 
 if TYPE_CHECKING:
     from kit.cli.render import Asked
+    from kit.errors import LostBaseError
+    from kit.images.build.build import BuildOrder
     from kit.workflow.what_is_missing import JobPlace
 
 Planned = TypeVar("Planned", bound="Asked")
@@ -83,17 +87,45 @@ def _agreed(question: str, *, yes: bool) -> bool:
 
 def _build(name: str, store: Path, job_place: JobPlace) -> None:
     from kit.errors import EngineError
-    from kit.images.build import build
-    from kit.images.progress import Terminal
+    from kit.images.build.build import BuildOrder
 
-    print(f"kit: kit build-image {name}", file=sys.stderr)
     try:
-        build.build(build.BuildOrder(name=name, project=job_place.project, store=store), Terminal())
+        _build_or_relock(BuildOrder(name=name, project=job_place.project, store=store))
     except EngineError as error:
         command, *words = sys.argv[1:]
         bare = shlex.join(["kit", command, "--no-container", "--set", "python=/path/to/venv/bin/python", *words])
         way = f"without an image, on a Python of the nodes that has torch and what the program imports: {bare}"
         raise EngineError(error.message, hint=f"{error.hint}; or {way}") from None
+
+
+def _build_or_relock(order: BuildOrder) -> None:
+    """Build the image; with a base of today and a new lock if that of the lock is lost and the user agrees."""
+    from kit.errors import LostBaseError
+    from kit.images.build import build
+    from kit.images.progress import Terminal
+
+    print(f"kit: kit build-image {order.name}{' --relock' * order.relock}", file=sys.stderr)
+    try:
+        build.build(order, Terminal())
+    except LostBaseError as error:
+        if order.relock or not _agreed_to_relock(error, order.project):
+            raise
+        _build_or_relock(replace(order, name=error.image, relock=True))
+        if error.image != order.name:
+            _build_or_relock(order)
+
+
+def _agreed_to_relock(error: LostBaseError, project: Path) -> bool:
+    """Whether the user takes other bytes than the lock's. `--yes` does not say so, and neither does an empty answer."""
+    from kit import data_folders
+    from kit.images import image_lock
+
+    if not on_terminal():
+        return False
+    print(f"kit: {error.message}", file=sys.stderr)
+    lock_file = image_lock.place(data_folders.find("containers", error.image, project_dir=project), project=project)
+    question = f"Build it with what there is today, and write {lock_file}?"
+    return typer.confirm(question, default=False, err=True)
 
 
 def _line_up(name: str) -> str:

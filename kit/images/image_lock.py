@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,18 +29,26 @@ _HEADER = "# Written by the kit; commit it. A run of this image gets these bytes
 
 
 def find(name: str, *, project: Path) -> Path | None:
-    """The lock of the image `name`: the project's first, then the user's, then the kit's own; None if there is none."""
+    """The lock of the image `name`: the project's first, then the user's, then the kit's own; None if there is none.
+
+    A folder with an image.toml and no lock is an image that was not built: the lock of another image of its name is not its own.
+    """
     for root in data_folders.roots(project):
-        path = root / "containers" / name / FILE
-        if path.is_file():
-            return path
+        folder = root / "containers" / name
+        if (folder / FILE).is_file():
+            return folder / FILE
+        if (folder / "image.toml").is_file():
+            return None
     return None
 
 
 def place(entry: data_folders.Entry, *, project: Path) -> Path:
-    """The path for writing an entry's lock: next to its image.toml, or in the project if the kit's own folder is read-only."""
-    writable = entry.folder if os.access(entry.folder, os.W_OK) else project / "containers" / entry.name
-    return writable / FILE
+    """The path for writing an entry's lock: next to its image.toml, but in the project for an image of the kit itself.
+
+    An update replaces the files of an installed kit, and git would see a change in a clone that is not the project.
+    """
+    own = entry.root == data_folders.packaged().resolve()
+    return (project / "containers" / entry.name if own else entry.folder) / FILE
 
 
 def platform_of(architecture: str) -> str | None:
@@ -88,10 +95,8 @@ def write_lock(path: Path, lock: ImageLock) -> bool:
 
     The engine's id of the image differs between two builds of the same bytes, so a new id alone is not a reason to write.
     """
-    if path.is_file():
-        old = read_lock(path)
-        if not any(differences(old, lock)) and old.inputs == lock.inputs:
-            return False
+    if path.is_file() and is_same(read_lock(path), lock):
+        return False
     text = _HEADER + tomli_w.dumps(lock.model_dump(mode="json", by_alias=True, exclude_none=True))
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -101,6 +106,11 @@ def write_lock(path: Path, lock: ImageLock) -> bool:
     except OSError as error:
         raise ImageError(f"{path}: cannot be written: {error.strerror}") from None
     return True
+
+
+def is_same(old: ImageLock, new: ImageLock) -> bool:
+    """Whether both locks name the same bytes, made from the same inputs."""
+    return old.inputs == new.inputs and not any(differences(old, new))
 
 
 def differences(old: ImageLock, new: ImageLock) -> Iterator[str]:

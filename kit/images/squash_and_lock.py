@@ -34,12 +34,14 @@ class Target:
 
     source: `build`, or the URI to import. inputs: sha256 (hex) of everything that determines the bytes. locked: fail if the result
     does not match the lock, and leave lock and store unchanged. relock: write the lock even if the same inputs gave other bytes.
-    notes: for the lock; reasons why another build may give other bytes. context: see ImageLock.
+    notes: for the lock; reasons why another build may give other bytes. context: see ImageLock. lock_file: where a lock is
+    written. shipped: the lock that counts while that file does not exist.
     """
 
     name: str
     store: Path
     lock_file: Path
+    shipped: Path | None = None
     source: str
     inputs: str
     squash: Squash
@@ -49,9 +51,14 @@ class Target:
     context: str | None = None
 
     @property
+    def current_file(self) -> Path | None:
+        """The lock that counts now."""
+        return self.lock_file if self.lock_file.is_file() else self.shipped
+
+    @property
     def current(self) -> ImageLock | None:
         """The lock as it is now."""
-        return image_lock.read_lock(self.lock_file) if self.lock_file.is_file() else None
+        return image_lock.read_lock(self.current_file) if self.current_file else None
 
     @property
     def command(self) -> str:
@@ -104,15 +111,15 @@ def unchanged(target: Target) -> Outcome | None:
 
     A file that is damaged or replaced is made again. The digest is computed once for each file (`digests.digest_file`).
     """
-    locked = target.current
-    if locked is None or locked.inputs != target.inputs:
+    lock_file, locked = target.current_file, target.current
+    if lock_file is None or locked is None or locked.inputs != target.inputs:
         return None
     try:
         image = check_against_lock.check(locked, target.store, full=False)
     except LockError:
         return None
-    store.register(target.store, target.lock_file)
-    return Outcome(lock=locked, lock_file=target.lock_file, image=image, built=False)
+    store.register(target.store, lock_file)
+    return Outcome(lock=locked, lock_file=lock_file, image=image, built=False)
 
 
 def make(target: Target, content: Content, work: Path, report: ProgressReporter) -> Outcome:
@@ -133,13 +140,14 @@ def make(target: Target, content: Content, work: Path, report: ProgressReporter)
     image = store.publish(target.store, finished, new.sha256, facts)
     if old is not None and not target.relock and _same_bytes_expected(old, new, content) and old.sha256 != new.sha256:
         raise _not_reproducible(target, old, new, changes)
-    image_lock.write_lock(target.lock_file, new)
-    store.register(target.store, target.lock_file)
+    lock_file = (old and image_lock.is_same(old, new) and target.current_file) or target.lock_file
+    image_lock.write_lock(lock_file, new)
+    store.register(target.store, lock_file)
     for warning in enroot_layout.warnings(content.config):
         report.warn(warning)
     if not content.keep_times and installed_packages.has_stale_bytecode(image, work):
         report.warn(_STALE)
-    return Outcome(lock=new, lock_file=target.lock_file, image=image, built=True, method=method, changes=changes)
+    return Outcome(lock=new, lock_file=lock_file, image=image, built=True, method=method, changes=changes)
 
 
 def _squash(target: Target, content: Content, finished: Path, report: ProgressReporter) -> str:

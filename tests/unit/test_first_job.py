@@ -13,7 +13,7 @@ import pytest
 
 from kit import config, data_folders, shell
 from kit.cli import init, offers
-from kit.errors import EngineError, NotBuiltError, UsageError
+from kit.errors import EngineError, LostBaseError, NotBuiltError, UsageError
 from kit.images import image_lock
 from kit.images.build import build
 from kit.slurm import embedded
@@ -250,6 +250,33 @@ def test_an_image_that_is_still_not_built_ends_the_command(project: Path, made: 
     with pytest.raises(NotBuiltError):
         offers.made_ready(_unbuilt, what_is_missing.JobPlace("pod", project), yes=True)
     assert made == ["own"]
+
+
+@pytest.mark.parametrize(("yes", "agreed"), [(False, True), (False, False), (True, None)])
+def test_a_lock_whose_base_is_lost_is_written_anew_only_after_a_question(
+    project: Path, monkeypatch: pytest.MonkeyPatch, yes: bool, agreed: bool | None
+) -> None:
+    """Debian's mirror drops a version after each point release: no newcomer could build the kit's own images."""
+    tried, asked = list[tuple[str, bool]](), list[str]()
+
+    def built(order: build.BuildOrder, report: object) -> None:
+        tried.append((order.name, order.relock))
+        if ("train-cpu", True) not in tried:
+            raise LostBaseError("train-cpu", "the mirror no longer has bash 5.2", hint="kit build-image --relock")
+
+    def confirm(question: str, **_: object) -> bool:
+        asked.append(question)
+        return "Build it, which" in question or bool(agreed)
+
+    monkeypatch.setattr(build, "build", built)
+    monkeypatch.setattr(offers, "on_terminal", lambda: agreed is not None)
+    monkeypatch.setattr("typer.confirm", confirm)
+    place = what_is_missing.JobPlace("pod", project)
+    with pytest.raises(NotBuiltError if agreed else LostBaseError):
+        offers.made_ready(_unbuilt, place, yes=yes)
+    assert tried == [("own", False), ("train-cpu", True), ("own", False)][: 3 if agreed else 1]
+    written = project / "containers/train-cpu/image.lock"
+    assert asked[1:] == ([] if yes else [f"Build it with what there is today, and write {written}?"])
 
 
 def test_without_an_engine_the_line_without_a_container_is_named(

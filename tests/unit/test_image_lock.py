@@ -232,15 +232,29 @@ def test_the_head_of_a_lock_is_all_that_is_read(tmp_path: Path, monkeypatch: pyt
         image_lock.head(path)
 
 
-@pytest.mark.parametrize("writable", [True, False])
-def test_a_lock_is_written_beside_its_image_or_in_the_project(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writable: bool
+def test_a_lock_is_written_beside_its_image_and_that_of_the_kits_own_image_in_the_project(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = tmp_path / "kit" / "containers" / "tiny"
-    entry = data_folders.Entry(name="tiny", path=folder / "image.toml", root=tmp_path / "kit")
-    monkeypatch.setattr(os, "access", lambda *_: writable)
-    expected = folder if writable else tmp_path / "project" / "containers" / "tiny"
-    assert image_lock.place(entry, project=tmp_path / "project") == expected / "image.lock"
+    """A new lock in an installed kit is lost at its update; in a clone elsewhere, it is in the way of the next git pull."""
+    monkeypatch.setattr(data_folders, "packaged", lambda: tmp_path / "kit")
+    project = tmp_path / "project"
+    for root, expected in ((tmp_path / "kit", project), (tmp_path / "user", tmp_path / "user"), (project, project)):
+        entry = data_folders.Entry(name="tiny", path=root / "containers/tiny/image.toml", root=root)
+        assert image_lock.place(entry, project=project) == expected / "containers/tiny/image.lock"
+
+
+def test_the_kits_lock_of_an_image_is_not_that_of_the_projects_own_image_of_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kit_lock, own = tmp_path / "kit/containers/tiny/image.lock", tmp_path / "project/containers/tiny"
+    monkeypatch.setattr(data_folders, "packaged", lambda: tmp_path / "kit")
+    image_lock.write_lock(kit_lock, make())
+    assert image_lock.find("tiny", project=tmp_path / "project") == kit_lock
+    own.mkdir(parents=True)
+    (own / "image.toml").touch()
+    assert image_lock.find("tiny", project=tmp_path / "project") is None
+    image_lock.write_lock(own / "image.lock", make())
+    assert image_lock.find("tiny", project=tmp_path / "project") == own / "image.lock"
 
 
 def test_a_lock_makes_its_folder_and_takes_the_place_of_an_older_one(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from kit import shell
 from kit.errors import ConfigError, ImageError, LockError, UsageError
-from kit.images import difference, importing, squash_and_lock
+from kit.images import difference, import_sources, importing, squash_and_lock, store
 from kit.images.build import build, build_without_engine, buildkit, dockerfile_needs, first_image, requirements_lock
 from kit.images.progress import Silent
 from kit.images.squash import sqsh_tar
-from kit.schema.image import Build, BuildSecret, ImageConfig, ImageSpec, PythonPackages
+from kit.schema.image import Build, BuildSecret, ImageConfig, ImageSpec, PythonPackages, Squash
 from tests.cluster import image_corpus as corpus
 
 
@@ -186,6 +186,37 @@ def imported(work: Path, source: Path, name: str) -> squash_and_lock.Outcome:
     return importing.run(
         importing.ImportOrder(uri=str(source), name=name, project=work / "project", store=work / "store"), Silent()
     )
+
+
+def test_the_kits_own_lock_counts_until_a_build_gives_other_bytes(tmp_path: Path) -> None:
+    """The lock of a kit that others installed was not compared with: a build made any bytes, and a new lock in the project."""
+    layout = corpus.oci_layout(tmp_path / "layout", corpus.batch({"one": corpus.BATCH["plain"]}), {})
+    first = imported(tmp_path, layout, "tiny")
+    target = squash_and_lock.Target(
+        name="tiny",
+        store=tmp_path / "other-store",
+        lock_file=tmp_path / "own/containers/tiny/image.lock",
+        shipped=first.lock_file,
+        source=first.lock.source,
+        inputs=first.lock.inputs,
+        squash=Squash(),
+    )
+
+    def make(target: squash_and_lock.Target) -> squash_and_lock.Outcome:
+        store.prepare_store(target.store)
+        with store.workspace(target.store) as work:
+            content = import_sources.ready(str(layout), work, Silent()).content
+            return squash_and_lock.make(target, content, work, Silent())
+
+    assert squash_and_lock.unchanged(target) is None, "its file is not in this store"
+    made = make(target)
+    assert (made.lock.sha256, made.lock_file) == (first.lock.sha256, first.lock_file)
+    assert not target.lock_file.exists()
+    assert (found := squash_and_lock.unchanged(target)) and found.lock_file == first.lock_file
+    shipped = first.lock_file.read_text()
+    other = make(replace(target, inputs="e" * 64))
+    assert (other.lock_file, target.current) == (target.lock_file, other.lock)
+    assert first.lock_file.read_text() == shipped
 
 
 def test_a_sqsh_as_a_tar_is_the_same_tree(tmp_path: Path) -> None:

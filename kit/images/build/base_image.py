@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from kit.errors import ImageError, LockError
+from kit.errors import ImageError, LostBaseError
 from kit.images.build import bootstrap_base
 from kit.images.sources.engine import Engine, EngineImage
 from kit.images.sources.engine_hints import is_missing
@@ -64,7 +64,7 @@ def ready(
 
     fresh: bootstrap again even if the engine holds the result of an earlier bootstrap. work: a private folder for the bootstrap's
     tar. other: lock and .sqsh of the image that `base.image` names. pinned: see Pinned. ImageError or ToolError when the base
-    cannot be made, LockError when it cannot be that of the lock and must.
+    cannot be made, LostBaseError when it cannot be that of the lock and must.
     """
     if base.bootstrap is not None:
         return _bootstrapped(engine, base.bootstrap, pinned, work=work, fresh=fresh, on_line=on_line)
@@ -110,7 +110,7 @@ def _referenced(
         problem = f"neither the engine nor its registry has the image any more that {reference} was: {wanted}"
         if pinned.required:
             hint = f"'kit build-image {pinned.lock.name} --relock' takes the image of today and writes it to the lock"
-            raise LockError(f"image {pinned.lock.name}: {problem}", hint=hint)
+            raise LostBaseError(pinned.lock.name, problem, hint=hint)
         on_line(f"{problem}; taking the image of today")
     image = image or _pulled(engine, reference, platform_, on_line)
     return _as_base(image, reference, digest=wanted if wanted in _digests(image) else "")

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from kit import shell
-from kit.errors import ImageError, LockError, ToolError
+from kit.errors import ImageError, LostBaseError, ToolError
 from kit.files import temporary_names
 from kit.images.build import host_apt_sources
 from kit.images.squash import installed_packages
@@ -59,7 +59,7 @@ def make_tar(bootstrap: Bootstrap, tar: Path, on_line: Callable[[str], None], *,
 
 
 def require_versions(tar: Path, locked: ImageLock) -> None:
-    """LockError if a package of the base has another version than in the lock: the image would get other bytes."""
+    """LostBaseError if a package of the base has another version than in the lock: the image would get other bytes."""
     with tarfile.open(tar) as members:
         file = next((members.extractfile(member) for member in members if member.name.endswith(_STATUS)), None)
         status = file.read().decode() if file else ""
@@ -71,8 +71,9 @@ def require_versions(tar: Path, locked: ImageLock) -> None:
     ]
     if moved:
         more = f" and {len(moved) - _NAMED} more" if len(moved) > _NAMED else ""
-        raise LockError(
-            f"image {locked.name}: the mirror no longer has these packages of the lock: {', '.join(moved[:_NAMED])}{more}",
+        raise LostBaseError(
+            locked.name,
+            f"the mirror no longer has these packages of the lock: {', '.join(moved[:_NAMED])}{more}",
             hint=f"'kit build-image {locked.name} --relock' takes the versions of today and writes them to the lock; or let "
             "[base.bootstrap] mirror name an archive that keeps old versions",
         )

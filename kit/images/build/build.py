@@ -143,6 +143,7 @@ def _read(
         name=order.name,
         store=order.store,
         lock_file=image_lock.place(entry, project=order.project),
+        shipped=image_lock.find(order.name, project=order.project),
         source="build",
         inputs=build_context.digest(spec, files, base=other[0].sha256 if other else "", automatic=needs.automatic),
         squash=spec.squash,
