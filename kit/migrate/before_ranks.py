@@ -27,12 +27,13 @@ _PRINTS = frozenset(
 # Only without an argument, or with one that asks.
 _PRINTS_ALONE = frozenset({"env", "printenv", "nvidia-smi", "ulimit", "module", "rocm-smi", "export", "set"})
 _ASKS = re.compile(r"-L|-q|--query\S*|--format\S*|--list-gpus|list|avail|-a|--showproductname|topo|-m|[A-Z_]+")
-_SITE = frozenset(
+# Commands that change the shell for the programs after them.
+SITE = frozenset(
     (
         "module", "ml", "source", ".", "conda", "mamba", "micromamba", "spack", "eval",
     )
 )  # fmt: skip
-_STATE = _SITE | {"ulimit", "umask", "unset", "shopt"}
+_STATE = SITE | {"ulimit", "umask", "unset", "shopt"}
 _TESTS = frozenset(
     (
         "[", "[[", "test", "true", "false", ":", "command", "type", "which", "return",
@@ -119,7 +120,7 @@ def _setup(node: Node, read: ScriptState, places: Places) -> None:
         places.kit(f"|| {text_of(last)}: a set-up line that fails ends the run, with exit code 73")
     elif "exit" in names:
         raise UnreadError("an exit inside a set-up line would end the rank without a message")
-    if names & _SITE or any(within(node, ("declaration_command",))):
+    if names & SITE or any(within(node, ("declaration_command",))):
         # [env] wins over what a line exports. In the script, the line comes after these and wins.
         for name in list(read.job["env"]):
             value = read.variables.leave_env(name, "setup, before the line that may set it, too")
@@ -129,7 +130,7 @@ def _setup(node: Node, read: ScriptState, places: Places) -> None:
     read.lines.add("setup", f"set -a\n{text}\nset +a" if read.variables.all_exported else text, node)
     for name in sets:
         read.values.forget(name)
-    if names & _SITE:
+    if names & SITE:
         _doubt(node, read)
     early = "; it runs before the lines of [once], too" if read.lines.has("once") else ""
     places.key(f"setup; if it fails, the run ends with 73{early}")
@@ -140,7 +141,7 @@ def _doubt(node: Node, read: ScriptState) -> None:
     for command in commands_of(node):
         given = [words.value(word, read.values) for word in words_of(command)]
         if given[:1] not in (["source"], ["."]):
-            if name_of(command) in _SITE:
+            if name_of(command) in SITE:
                 read.values.doubt(text_of(command))
             continue
         path = read.path.parent / read.folder / given[1] if len(given) > 1 and is_known(given[1]) else None
@@ -231,6 +232,10 @@ def _trap(node: Node, read: ScriptState, places: Places) -> None:
     places.key(
         f"{text_of(node)}: retry.requeue: at {', '.join(sorted(signals))} the kit signals the ranks, waits until they have "
         "saved, and puts the job back into the queue, 100 times at most"
+    )
+    places.check(
+        "ranks that end with 0 after the signal count as done, and the job is not queued again: a program that has more to do "
+        "must end with another code, such as 138"
     )
 
 

@@ -111,6 +111,8 @@ def _option(shown: str, places: Places, job: dict[str, Any], name: str, value: s
         places.key(f"{shown}: slurm.signal, which the ranks get{batch}")
     elif name == "export":
         read_export(shown, value, places, job)
+        if value.upper() != "ALL":
+            _login(shown, places)
     else:
         _other(shown, places, job, name, value)
 
@@ -122,13 +124,18 @@ def _other(shown: str, places: Places, job: dict[str, Any], name: str, value: st
     elif name == "open-mode":
         places.check(f"{shown}: the kit appends to its log, and does not truncate it")
     elif name == "get-user-env":
-        places.check(f"{shown}: the ranks get no variables of your login; name them in inherit, or read them in setup")
+        _login(shown, places)
     elif name in _BY_THE_KIT:
         places.kit(f"{shown}: {_BY_THE_KIT[name]}")
     elif name in _INSTEAD:
         places.unread(f"{shown}: no key says it: {_INSTEAD[name]}")
     else:
         _further(shown, places, job)
+
+
+def _login(shown: str, places: Places) -> None:
+    """sbatch(1) reads the login's environment for --get-user-env, and for each --export that is not ALL alone."""
+    places.check(f"{shown}: the ranks get no variables of your login; name them in inherit, or read them in setup")
 
 
 def read_export(shown: str, value: str, places: Places, job: dict[str, Any]) -> None:

@@ -93,8 +93,12 @@ def asks_for_nodes(node: Node, assigned: Collection[str]) -> bool:
 
 
 def of_the_shell(name: str) -> bool:
-    """Whether a variable comes from the environment of the one who submits."""
-    return name not in _STANDARD and not name.startswith("SLURM_") and re.fullmatch(r"[A-Za-z_]\w*", name) is not None
+    """Whether a variable comes from the environment of the one who submits, and not from Slurm or the kit."""
+    return (
+        name not in _STANDARD
+        and not name.startswith(("SLURM_", "KIT_"))
+        and re.fullmatch(r"[A-Za-z_]\w*", name) is not None
+    )
 
 
 def same_on_every_rank(name: str) -> bool:

@@ -233,13 +233,14 @@ def _inner(text: str, start: programs.ProgramStart, read: ScriptState, file: str
             _worker_command(node, start, read, places)
         elif before_ranks.prints(node):
             places.out("the line only prints")
-        elif name_of(node) == "set":
+        elif node.type == "command" and name_of(node) in before_ranks.SITE | {"set"}:
             before_ranks.place(node, read, places)
         else:
             raise UnreadError(f"{text_of(node)!r} in the worker: kit migrate does not follow it")
         if file:
             read.enter(node, places, file=file)
     outer.used |= inner.used - {"@"}
+    outer.doubted |= inner.doubted
     read.values = outer
     if not began:
         raise UnreadError("a launcher starts in a way that kit migrate does not follow")

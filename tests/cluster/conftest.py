@@ -110,6 +110,7 @@ def lab_on(
     conf: Mapping[str, str] | None = None,
     *,
     accounting: bool = False,
+    cpus: int | None = None,
 ) -> Iterator[Lab]:
     """A project on a cluster of its own, with what a site sets in slurm.conf, taken down at the end."""
     skip_without_slurm()
@@ -118,7 +119,12 @@ def lab_on(
         folder = parent / "cluster"
         try:
             shape = ClusterSize(
-                nodes=nodes, gpus_per_node=4, placeholder_gpus=True, conf=dict(conf or {}), accounting=accounting
+                nodes=nodes,
+                gpus_per_node=4,
+                cpus_per_node=cpus,
+                placeholder_gpus=True,
+                conf=dict(conf or {}),
+                accounting=accounting,
             )
             yield project_on(up(name, shape, folder=folder), store, project)
         finally:

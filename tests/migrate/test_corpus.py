@@ -61,6 +61,11 @@ def test_most_forms_are_whole() -> None:
     assert outcomes.count("whole") >= 40
 
 
+def test_the_exit_code_of_the_ranks_is_no_variable_of_the_shell(tmp_path: Path) -> None:
+    form = FORMS["after-with-code"]
+    assert "inherit" not in read_script(_written(tmp_path, form), form.script).job
+
+
 def test_a_secret_is_in_no_file(tmp_path: Path) -> None:
     script = _written(tmp_path, FORMS["secret"])
     write_job.migrate(script, output=None, cluster="local", force=False)
