@@ -9,6 +9,8 @@
                           503 while there are no weights
     POST /update_weights  an announcement of broadcast.py -> {"version": 4}; 409 when its weights could not be loaded
 
+POST needs the header `Authorization: Bearer TOKEN`, with the token of RUN_DIR/.token, which only the run's user may read; else 401.
+
 Each worker is a thread with the policy on its own device: a GPU of this node, or the CPU. It takes as many waiting requests as fit
 a batch, so that many small requests cost one forward pass per token. All of a batch is sampled with one version.
 Each node of the role runs one server. TERM ends it. docs/guides/rl.md describes how the three programs work together.
@@ -18,6 +20,7 @@ import argparse
 import asyncio
 import collections
 import copy
+import hmac
 import os
 import signal
 import threading
@@ -30,6 +33,7 @@ import torch
 from aiohttp import web
 from broadcast import MISSED, NO_WEIGHTS, Announcement, fetch
 from lib import device, model, options, policy
+from lib.run_token import read_token
 
 parser = options.parser(__doc__)
 parser.add_argument("--host", default="0.0.0.0", help="address to listen on")
@@ -139,6 +143,7 @@ class InferenceServer:
 
     def __init__(self, args: argparse.Namespace) -> None:
         self._args, self._waiting = args, RequestQueue()
+        self._authorization = f"Bearer {read_token(args.run_dir)}".encode()
         gpus = torch.cuda.device_count() if device.use_gpu(args.device) else 0
         # Worker n has GPU n modulo their number. More workers than GPUs share them, each with its own copy of the weights.
         devices = [
@@ -159,7 +164,14 @@ class InferenceServer:
         version = self._weights.version if self._weights else None
         return web.json_response({"version": version, "workers": len(self._workers), "waiting": len(self._waiting)})
 
+    def _require_token(self, request: web.Request) -> None:
+        """Before a request's content is read: other users may reach the port, and could replace the weights."""
+        given = request.headers.get("Authorization", "").encode(errors="replace")
+        if not hmac.compare_digest(given, self._authorization):
+            raise web.HTTPUnauthorized(text="not the token of this run, RUN_DIR/.token")
+
     async def generate(self, request: web.Request) -> web.Response:
+        self._require_token(request)
         if self._weights is None:
             return web.json_response({"error": "no weights yet"}, status=NO_WEIGHTS)
         # The weights that answer may be newer than those at the time of the request: the answer names their version.
@@ -172,6 +184,7 @@ class InferenceServer:
         return web.json_response({**asdict(weights), "completions": found})
 
     async def update(self, request: web.Request) -> web.Response:
+        self._require_token(request)
         news = Announcement.parse(await request.json())
         # Before the lock, so that an update that waits for other servers sees that it is superseded, and ends.
         self._newest = (news.start, news.number)

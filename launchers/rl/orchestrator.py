@@ -28,6 +28,7 @@ from typing import Any
 import aiohttp
 from broadcast import MISSED, NO_WEIGHTS, Announcement, announced, ask_again
 from lib import metrics, options, tasks
+from lib.run_token import read_token
 from lib.faults import Refused
 
 parser = options.parser(__doc__)
@@ -300,7 +301,10 @@ async def orchestrate(args: argparse.Namespace) -> None:
                 await make_batches(task, servers, weights, start=start, log=log, args=args)
 
     # One session keeps its connections open, so that a request need not open a new one. Seconds for a whole answer.
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=args.server_timeout)) as session:
+    timeout = aiohttp.ClientTimeout(total=args.server_timeout)
+    # The servers answer the programs of this run alone.
+    shown = {"Authorization": f"Bearer {read_token(args.run_dir)}"}
+    async with aiohttp.ClientSession(timeout=timeout, headers=shown) as session:
         servers = InferenceServers(urls, session, args.run_dir, args.server_timeout)
         weights = WeightsFollower(args.run_dir, servers)
         # If one of the two tasks fails, the group cancels the other one, and the program ends with the error.

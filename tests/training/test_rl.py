@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -186,9 +187,35 @@ def test_the_server_answers_while_it_has_nothing_to_serve(start: Callable[..., R
     run.servers[0].until(lambda: "listening" in run.servers[0].output())
     with urllib.request.urlopen(f"{url}/health") as answer:
         assert json.load(answer) == {"version": None, "workers": 1, "waiting": 0}
-    request = urllib.request.Request(f"{url}/generate", data=b"{}", headers={"Content-Type": "application/json"})
-    with pytest.raises(urllib.error.HTTPError, match="503"):
-        urllib.request.urlopen(request)
+    assert post(run, "generate", {}, token(run)) == 503
+
+
+def token(run: Run) -> str:
+    path = run.folder / ".token"
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    return path.read_text()
+
+
+def post(run: Run, what: str, body: dict[str, Any], shown: str | None) -> int:
+    """The status of the first server's answer."""
+    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {shown}"} if shown else {})
+    url = f"http://127.0.0.1:{run.ports[0]}/{what}"
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, json.dumps(body).encode(), headers)) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+
+
+@pytest.mark.smoke
+def test_the_server_takes_weights_and_requests_from_its_run_alone(start: Callable[..., Run]) -> None:
+    """Another user who reached the port could put weights of his own into the policy, and sample from it."""
+    run = start()
+    run.servers[0].until(lambda: "listening" in run.servers[0].output())
+    news = {"start": "his", "version": 7, "shape": {}, "number": 1, "path": "/nowhere.pt", "store": None}
+    for shown in (None, "wrong", "\xfc" * 64):
+        assert [post(run, what, news, shown) for what in ("generate", "update_weights")] == [401, 401]
+    assert post(run, "generate", {}, token(run)) == 503
 
 
 # ---- problems and rewards of the user's own ----
