@@ -283,6 +283,9 @@ def test_a_trusted_ssh_configuration_is_used_until_it_changes(far: Path, ran: Pa
         ("UserKnownHostsFile ~/.bashrc", True),
         ("ForwardAgent yes", True),
         ("Anything new", True),
+        # The first value of a keyword counts, and each block of a host: one that is there again is read, too.
+        ("Port 22\nHost far\nProxyCommand x", True),
+        ("Port 22\nHost far\nHostName login.example", False),
     ],
 )
 def test_only_lines_that_execute_and_write_nothing_need_no_trust(far: Path, line: str, *, executes: bool) -> None:
