@@ -18,7 +18,7 @@ def read_token(run_dir: Path) -> str:
     run_dir.mkdir(parents=True, exist_ok=True)
     with (
         contextlib.suppress(FileExistsError),
-        open(path, "x", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as sink,  # noqa: PTH123
+        open(path, "x", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as sink,
     ):
         sink.write(secrets.token_hex(_CHARACTERS // 2))
     deadline = time.monotonic() + _WITHIN_S

@@ -28,8 +28,8 @@ from typing import Any
 import aiohttp
 from broadcast import MISSED, NO_WEIGHTS, Announcement, announced, ask_again
 from lib import metrics, options, tasks
-from lib.run_token import read_token
 from lib.faults import Refused
+from lib.run_token import read_token
 
 parser = options.parser(__doc__)
 parser.add_argument(
