@@ -193,7 +193,7 @@ def test_the_server_answers_while_it_has_nothing_to_serve(start: Callable[..., R
 def token(run: Run) -> str:
     path = run.folder / ".token"
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    return path.read_text()
+    return str(path.read_text())
 
 
 def post(run: Run, what: str, body: dict[str, Any], shown: str | None) -> int:
