@@ -1,4 +1,4 @@
-"""rank_variables.sh: Slurm's variables become the frameworks', and a role's GPUs are chosen."""
+"""rank_variables.sh, role_gpus.sh: Slurm's variables become the frameworks', and a role's GPUs are chosen."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ KIT = {
 
 def bash(script: str, **env: str) -> list[str]:
     """What the script says, a line each."""
-    text = f'set -euo pipefail\nlog::error() {{ echo "error: $*"; }}\nsource {LIB.with_name("clock.sh")}\nsource {LIB}\n{script}\n'
+    sources = "\n".join(f"source {LIB.with_name(name)}" for name in ("clock.sh", LIB.name, "role_gpus.sh"))
+    text = f'set -euo pipefail\nlog::error() {{ echo "error: $*"; }}\n{sources}\n{script}\n'
     return shell.run(["bash", "-c", text], env={"PATH": os.environ["PATH"], **env}, check=False).stdout.splitlines()
 
 
@@ -108,7 +109,7 @@ def test_each_start_by_torchrun_has_its_own_store(
 def visible(wanted: str, given: dict[str, str], *, amd: bool = False) -> list[str]:
     """The variables of a role that name its GPUs."""
     device = "/proc" if amd else "/nowhere"
-    script = f"rank_variables_amd={device}\nrank_variables::choose_gpus '{wanted}'\nenv | grep -E 'VISIBLE|ORDINAL|AFFINITY' | sort"
+    script = f"role_gpus_amd={device}\nrole_gpus::choose '{wanted}'\nenv | grep -E 'VISIBLE|ORDINAL|AFFINITY' | sort"
     return bash(script, **given)
 
 
@@ -144,7 +145,7 @@ def test_hip_counts_in_what_rocr_has_left() -> None:
 
 
 def test_a_gpu_that_slurm_did_not_give_ends_the_role() -> None:
-    script = "(rank_variables::choose_gpus 0,2) || echo code $?"
+    script = "(role_gpus::choose 0,2) || echo code $?"
     assert bash(script, CUDA_VISIBLE_DEVICES="4,5", KIT_ROLE="a") == [
         *("error: role a: GPU 2 is not among those that Slurm gave: CUDA_VISIBLE_DEVICES=4,5", "code 2")
     ]

@@ -23,7 +23,7 @@ def test_names_of_a_roles_log(role: str, node: int, names: list[str], tmp_path: 
     logs = tmp_path / "logs"
     (logs / role).mkdir(parents=True)
     (logs / role / "rank-4.log").write_text("said\n")
-    script = f"set -euo pipefail; source {REPO}/templates/parts/role_links/lib/role_links.sh; role_links::make"
+    script = f"set -euo pipefail; source {REPO}/templates/parts/job_roles/lib/role_links.sh; role_links::make"
     env = {"KIT_RUN_DIR": str(tmp_path), "KIT_ROLE": role, "NODE_RANK": str(node), "RANK": "4", "PATH": "/usr/bin:/bin"}
     shell.run(["bash", "-c", script], env=env)
     assert sorted(path.name for path in logs.iterdir() if path.is_symlink()) == names

@@ -10,7 +10,6 @@ readonly KIT_RUN_DIR="${BASH_SOURCE[0]%/bin/*}"
 source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
-source "${KIT_RUN_DIR}/lib/placeholders.sh"
 # shellcheck source=/dev/null
 [[ ! -r "${KIT_RUN_DIR}/lib/reports.sh" ]] || source "${KIT_RUN_DIR}/lib/reports.sh"
 KIT_RANK_ARGS=() KIT_WARM=() KIT_KEEP="" KIT_MEMORY=""
@@ -42,7 +41,9 @@ rank::is_orphan() {
 
 # Completes the program's words: the values of a role, of `kit rerun --rotate`, and of this rank.
 rank::complete_words() {
+    # shellcheck source=/dev/null
     if [[ -n "${KIT_ROLE:-}" ]]; then
+        source "${KIT_RUN_DIR}/lib/placeholders.sh"
         placeholders::all KIT_PROGRAM KIT_PROGRAM_ENV
     fi
     # It compares what each rank computes.

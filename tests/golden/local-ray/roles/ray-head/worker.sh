@@ -29,7 +29,6 @@ source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/rank_variables.sh"
 source "${KIT_RUN_DIR}/lib/cache_folders.sh"
-source "${KIT_RUN_DIR}/lib/placeholders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
 source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_RUN_DIR}/lib/orphans.sh"
@@ -57,9 +56,12 @@ main() {
     export_variables
     cache_folders::point_at "${KIT_CACHE_DIR}" "${KIT_IMAGE_SHORT}"
     debug::frameworks
+    # shellcheck source=/dev/null
     if [[ -n "${KIT_ROLE:-}" ]]; then
         export KIT_ROLES_FILE="${KIT_RUN_DIR}/state/roles.json"
-        rank_variables::choose_gpus "${KIT_GPUS:-}"
+        source "${KIT_RUN_DIR}/lib/role_gpus.sh"
+        role_gpus::choose "${KIT_GPUS:-}"
+        source "${KIT_RUN_DIR}/lib/placeholders.sh"
         placeholders::all KIT_PROGRAM_ENV
     fi
     cd -- "${KIT_WORKDIR}"
