@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import re
 import sys
-import time
-from datetime import datetime
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from kit.cli.runs import RunName, RunsDir, find_dir, folders
-
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
+from kit.cli.runs import RunName, RunsDir, find_dir, folders, time_of
 
 Role = Annotated[
     str | None,
@@ -35,7 +30,10 @@ Since = Annotated[
     str | None,
     typer.Option(
         "--since",
-        help="Print only lines since this time, by their time stamps: an age (90s, 10m, 2h, 1d) or a date and time.",
+        help=(
+            "Print only lines since this time, by their time stamps: an age (90s, 10m, 2h, 1d) or a date and time. "
+            "A line without a time is left out if a line with an earlier time follows it."
+        ),
     ),
 ]
 Grep = Annotated[
@@ -80,7 +78,7 @@ def logs(
         ranks=frozenset(rank or ()),
         role=role,
         tail=tail,
-        since=_time_of(since) if since is not None else None,
+        since=time_of(since, "--since") if since is not None else None,
         grep=_pattern(grep) if grep is not None else None,
     )
     if follow and len(halves) == 1:
@@ -150,19 +148,6 @@ def _with_role(halves: list[tuple[str, Path]], role: str | None) -> list[tuple[s
     if not matches:
         raise problems[0]
     return matches
-
-
-def _time_of(given: str) -> float:
-    """Seconds since the epoch; UsageError that lists the accepted forms."""
-    from kit.errors import UsageError
-
-    found = re.fullmatch(r"(\d{1,9})([smhd])", given)
-    if found:
-        return time.time() - int(found[1]) * _SECONDS[found[2]]
-    try:
-        return datetime.fromisoformat(given).timestamp()
-    except (ValueError, OverflowError, OSError):
-        raise UsageError(f"--since {given!r}: not a time", hint="--since 10m, or --since 2026-11-22T09:00:00") from None
 
 
 def _pattern(given: str) -> re.Pattern[bytes]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import fnmatch
+import re
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Collection, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -19,6 +22,8 @@ from kit.files.safe_text import clean
 if TYPE_CHECKING:
     from kit.answers.run_status import PartnerRun
     from kit.hosts.status import Status
+
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 RunName = Annotated[
     str | None,
@@ -44,13 +49,34 @@ RunsDir = Annotated[
 ]
 
 
-def runs(runs_dir: RunsDir = None, as_json: Json = False) -> None:
+def runs(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", "-t", help="List only runs in this state, such as RUNNING or FAILED; repeatable."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option("--name", "-n", metavar="PATTERN", help="List only runs whose job name or id matches, as 'gpt*'."),
+    ] = None,
+    since: Annotated[
+        str | None,
+        typer.Option("--since", help="List only runs submitted since: an age (90s, 10m, 2h, 1d) or a date and time."),
+    ] = None,
+    runs_dir: RunsDir = None,
+    as_json: Json = False,
+) -> None:
     """List the runs of this project. The queue of each cluster is read once for all its runs."""
     from kit.answers import run_status
     from kit.cli.print_table import Column, show
     from kit.cli.wait_and_follow import queue_for_display
 
-    statuses = run_status.list_statuses(runs_dir, queue=queue_for_display(), say=warn)
+    after = time_of(since, "--since") if since is not None else 0.0
+    found = run_status.list_statuses(runs_dir, queue=queue_for_display(), say=warn)
+    states = {one.upper() for one in state or ()}
+    statuses = [one for one in found if _is_wanted(one, states=states, name=name, after=after)]
+    if found and not statuses:
+        known = ", ".join(sorted({one.state for one in found}))
+        warn(f"none of the {len(found)} runs matches; their states: {known}")
     if as_json:
         print_json("runs", [dataclasses.asdict(run_status.listed(s)) for s in statuses])
         return
@@ -62,6 +88,29 @@ def runs(runs_dir: RunsDir = None, as_json: Json = False) -> None:
     for one in statuses:
         if one.facts.problem:
             print(f"{one.run_dir.name}: {clean(one.facts.problem)}", file=sys.stderr)
+
+
+def _is_wanted(run: Status, *, states: Collection[str], name: str | None, after: float) -> bool:
+    names = (run.facts.job_name, run.facts.run_id)
+    return (
+        (not states or run.state in states)
+        and (name is None or any(fnmatch.fnmatchcase(one, name) for one in names))
+        and run.facts.submitted_at >= after
+    )
+
+
+def time_of(given: str, option: str) -> float:
+    """Seconds since the epoch, of an age or a time; UsageError that lists the accepted forms."""
+    from kit.errors import UsageError
+
+    found = re.fullmatch(r"(\d{1,9})([smhd])", given)
+    if found:
+        return time.time() - int(found[1]) * _SECONDS[found[2]]
+    try:
+        return datetime.fromisoformat(given).timestamp()
+    except (ValueError, OverflowError, OSError):
+        hint = f"{option} 10m, or {option} 2026-11-22T09:00:00"
+        raise UsageError(f"{option} {given!r}: not a time", hint=hint) from None
 
 
 def _rows(statuses: Sequence[Status]) -> list[tuple[object, ...]]:

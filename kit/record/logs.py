@@ -39,7 +39,10 @@ _STAMP = re.compile(
 
 @dataclass(frozen=True, kw_only=True)
 class Wanted:
-    """The wanted lines. ranks: empty for all. tail: only the last lines of each source. since: seconds since the epoch."""
+    """The wanted lines. ranks: empty for all. tail: only the last lines of each source. since: seconds since the epoch.
+
+    A line without a time is older than `since` if a line with an earlier time follows it; otherwise it may be new.
+    """
 
     ranks: Collection[int] = ()
     role: str | None = None

@@ -44,7 +44,7 @@ _TO_START = r"Job \d+ to start at (\d+) using \d+ processors on (?:nodes )?(\S+)
 # Its output for a job with more nodes than the cluster has.
 _NO_NODES = "Requested node configuration is not available"
 # Messages of Slurm's commands when there is no connection to a controller, or none is configured: then it got nothing.
-_NO_CONTROLLER = ("Unable to contact slurm controller (connect failure)", "Could not establish a configuration source")
+NO_CONTROLLER = ("Unable to contact slurm controller (connect failure)", "Could not establish a configuration source")
 # Words in sbatch's message when the request was sent and its answer did not come (slurm_errno.c).
 _LOST_ANSWER = re.compile(
     r"(?i)timed out|unable to contact|communication|connection|zero bytes|send/recv|receive|shutdown failure|transport"
@@ -111,7 +111,7 @@ def submit(argv: Sequence[str], *, env: Mapping[str, str]) -> int:
         raise SlurmError(error.message, hint=error.hint or _WHERE) from None
     numbers = numbers_in(done.stdout)
     if done.returncode != 0:
-        if _LOST_ANSWER.search(done.stderr) and not any(words in done.stderr for words in _NO_CONTROLLER):
+        if _LOST_ANSWER.search(done.stderr) and not any(words in done.stderr for words in NO_CONTROLLER):
             raise UnconfirmedError(f"sbatch: {_last_line(done.stderr)}")
         raise refused(done.stderr)
     if len(numbers) == 1:
@@ -343,7 +343,7 @@ def _last_line(said: str) -> str:
 
 def refused(said: str) -> SlurmError:
     """The error of a submission that sbatch refused, from its stderr; also where no controller could be reached."""
-    if any(words in said for words in _NO_CONTROLLER):
+    if any(words in said for words in NO_CONTROLLER):
         return SlurmError(f"Slurm's controller cannot be reached: {said.splitlines()[-1]}", hint=_WHERE)
     lines = "\n".join(f"  {line}" for line in said.splitlines()[-5:])
     return JobRefusedError(

@@ -35,7 +35,10 @@ def detect(*, env: Mapping[str, str]) -> dict[str, Any]:
         shown = ask(["scontrol", "show", "partition", "--oneliner"], env=env, timeout=_TIMEOUT_S)
         listed = ask(["sinfo", "--noheader", "--Node", f"--format={MARK}%R|%c|%m|%G"], env=env, timeout=_TIMEOUT_S)
     except ToolError as error:
-        raise SlurmError(error.message, hint="run it on a login node, where Slurm's commands answer") from None
+        said = error.message
+        if any(words in said for words in client.NO_CONTROLLER):
+            said = f"this machine's Slurm cannot be reached: {said.splitlines()[-1].strip()}"
+        raise SlurmError(said, hint="run it on a login node, where Slurm's commands answer") from None
     partitions = [dict(re.findall(r"(\S+?)=(\S*)", line)) for line in shown.splitlines()]
     partitions = [one for one in partitions if "PartitionName" in one]
     default = next((p for p in partitions if p.get("Default") == "YES"), partitions[0] if partitions else None)

@@ -78,9 +78,10 @@ def test_some_ranks_and_the_last_lines(run: Path) -> None:
 
 
 def test_since(run: Path) -> None:
-    """By the lines' own time stamps; undated lines belong to the ones before."""
+    """By the lines' own time stamps. An undated line that no older line follows may be new: a traceback has no times."""
+    older = "2026-11-22T07:00:00+0000 z\nolder\n"
     old, new = "2026-11-22T08:00:00+0000 a\nold\n", "2026-11-22T10:00:00+0000 b\nnew\n2026-11-22 11:00:00Z c\n"
-    (run / "logs/rank-0.log").write_text(old + new)
+    (run / "logs/rank-0.log").write_text(older + old + new)
     (run / "logs/rank-1.log").write_text("undated\n")
     (run / "logs/rank-2.log").write_text("written before\n")
     os.utime(run / "logs/rank-2.log", (0, 0))

@@ -8,11 +8,13 @@ import socket
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kit import shell
-from kit.errors import RunError
+from kit.cli import runs as cli_runs
+from kit.errors import RunError, UsageError
 from kit.files import atomic_write
 from kit.files.owning_process import Owner
 from kit.hosts import status, whole_folder
@@ -63,6 +65,42 @@ def event(name: str, **facts: object) -> str:
 def states(runs: Path) -> dict[str, str]:
     found = status.of_facts(find_runs.find_all([runs]), queue=lambda _: {})
     return {one.run_dir.name: one.state for one in found}
+
+
+@pytest.fixture
+def mixed(runs: Path, record: Manifest, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Runs of which d-2 failed, and d-4 has another job's name; Slurm's queue is empty."""
+    monkeypatch.setattr("kit.cli.wait_and_follow.queue_for_display", lambda: lambda _: {})
+    events = RunPaths(runs / "d-2").events
+    events.write_text(events.read_text().replace('"exit_code": "0"', '"exit_code": "1"'))
+    other = {"run_id": "d-4", "job_id": 4, "submitted_at": NOON + timedelta(minutes=4), "job_name": "other"}
+    record.model_copy(update=other).write(RunPaths(runs / "d-4").manifest, durable=False)
+    return runs
+
+
+@pytest.mark.parametrize(
+    ("given", "listed"),
+    [
+        ({}, "1234"),
+        ({"state": ["completed"]}, "134"),
+        ({"state": ["COMPLETED", "FAILED"], "name": "d-[12]"}, "12"),
+        ({"name": "other"}, "4"),
+        ({"since": "2026-11-21T12:02:30+00:00"}, "34"),
+        ({"state": ["RUNNING"]}, ""),
+    ],
+)
+def test_only_the_runs_that_match_are_listed(
+    given: dict[str, Any], listed: str, mixed: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cli_runs.runs(**given, runs_dir=mixed, as_json=True)
+    said = capsys.readouterr()
+    assert [one["run"] for one in json.loads(said.out)] == [f"d-{number}" for number in listed]
+    assert ("none of the 4 runs matches; their states: COMPLETED, FAILED" in said.err) == (not listed)
+
+
+def test_an_age_that_is_none_is_refused(runs: Path) -> None:
+    with pytest.raises(UsageError, match="--since '2 days': not a time"):
+        cli_runs.runs(since="2 days", runs_dir=runs)
 
 
 def _cut(run: Path) -> None:

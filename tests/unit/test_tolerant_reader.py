@@ -110,6 +110,17 @@ def test_a_request_that_stands_still_is_ended_and_not_repeated(tmp_path: Path) -
     assert calls(tmp_path) == 1
 
 
+def test_a_machine_without_a_controller_is_one_line(tmp_path: Path) -> None:
+    """Slurm's commands are installed, and nothing names a cluster: each tells four errors of its search."""
+    said = "scontrol: error: fetch_config: DNS SRV lookup failed\nscontrol: fatal: Could not establish a configuration source"
+    env = tool(tmp_path, "scontrol", f"echo '{said}' >&2; exit 1")
+    with pytest.raises(SlurmError) as caught:
+        detect_cluster.detect(env=env)
+    assert caught.value.message == (
+        "this machine's Slurm cannot be reached: scontrol: fatal: Could not establish a configuration source"
+    )
+
+
 def test_a_banner_on_every_tool(tmp_path: Path) -> None:
     """The answer of `kit cluster detect` and of the nodes' list."""
     env = tool(
