@@ -1,4 +1,9 @@
-"""Runs the training programs as users do: under torchrun, or a process a rank with what the worker script sets."""
+"""Runs the training programs as users do: under torchrun, or a process a rank with what the worker script sets.
+
+A start of torch is 1.8 CPU seconds, most of what a run of a few steps costs. So the ranks of `Training.run` are forked from a
+process that has imported it, by the kit's own `[retry] warm`, whose tests show that such a rank is as a plain one.
+`Training.start`, torchrun and the tests of clusters start plain ones. KIT_TEST_STARTS=1: all ranks are plain.
+"""
 
 import contextlib
 import importlib.util
@@ -16,6 +21,17 @@ from typing import Any
 import pytest
 
 LAUNCHERS = Path(__file__).parents[2] / "launchers"
+NODE = Path(__file__).parents[2] / "templates" / "kit_node"
+# What any training imports: an optimizer imports torch._dynamo. No more, lest a program that forgot an import had it from here.
+WARM = "torch,torch.distributed,torch.nn.parallel,torch._dynamo,numpy"
+
+# What the environment of every rank has: as this process began, since modules that tests import add to it (scikit-learn does).
+ENV = {
+    **{name: value for name, value in os.environ.items() if not name.startswith(("KIT_", "SLURM_", "PYTEST_"))},
+    "PYTHONPATH": str(LAUNCHERS),
+    "OMP_NUM_THREADS": "1",
+    "TORCHFT_LIGHTHOUSE": "",
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -75,8 +91,10 @@ def records(run_dir: Path, kind: str | None = None) -> list[dict[str, Any]]:
 class Training:
     """Starts programs of launchers/ in a folder of the test's own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, warm: list[str]) -> None:
+        """warm: the words before those of a rank that is forked."""
         self.folder = folder
+        self._warm = warm
         self._started: list[Started] = []
 
     def start(
@@ -88,23 +106,23 @@ class Training:
         shape: str = "srun",
         env: dict[str, str] | None = None,
         largest_file: int | None = None,
+        forked: bool = False,
     ) -> Started:
-        """largest_file: bytes that the last rank can write into one, as if its disk were full."""
+        """largest_file: bytes that the last rank can write into one, as if its disk were full.
+
+        forked: from the warm process, where its environment is the same. A signal that a test sends would reach it later.
+        """
         run_dir = self.folder / run
         run_dir.mkdir(exist_ok=True)
-        base = {key: value for key, value in os.environ.items() if not key.startswith(("KIT_", "SLURM_"))} | {
-            "PYTHONPATH": str(LAUNCHERS),
-            "OMP_NUM_THREADS": "1",
-            "KIT_RUN_DIR": str(run_dir),
-            "KIT_SEED": "7",
-            **(env or {}),
-        }
-        argv = [str(LAUNCHERS / program), "--device", "cpu", *map(str, args)]
+        base = ENV | {"KIT_RUN_DIR": str(run_dir), "KIT_SEED": "7", **(env or {})}
+        argv = [sys.executable, str(LAUNCHERS / program), "--device", "cpu", *map(str, args)]
+        if forked:
+            argv = [*self._warm, *argv]
         if shape == "torchrun":
-            torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-            commands, environs = [[sys.executable, *torchrun, *argv]], [base]
+            torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+            commands, environs = [[*torchrun, *argv[1:]]], [base]
         elif shape == "single":
-            commands, environs = [[sys.executable, *argv]], [base]
+            commands, environs = [argv], [base]
         else:
             shared = {
                 "WORLD_SIZE": str(ranks),
@@ -112,7 +130,7 @@ class Training:
                 "MASTER_PORT": str(free_port()),
                 "NODE_RANK": "0",
             }
-            commands = [[sys.executable, *argv]] * ranks
+            commands = [argv] * ranks
             environs = [base | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(ranks)]
         processes, logs = [], []
         for number, (command, environ) in enumerate(zip(commands, environs, strict=True)):
@@ -128,7 +146,7 @@ class Training:
 
     def run(self, program: str, run: str, *args: object, **options: Any) -> Started:
         """Start and wait for the end, which must be a success."""
-        started = self.start(program, run, *args, **options)
+        started = self.start(program, run, *args, **{"forked": options.get("shape") != "torchrun", **options})
         codes = started.wait()
         assert set(codes) == {0}, started.output()
         return started
@@ -138,17 +156,33 @@ class Training:
             started.kill()
 
 
+@pytest.fixture(scope="session")
+def warm_words() -> Iterator[list[str]]:
+    """The words before those of a rank that is forked from a process with torch; none with KIT_TEST_STARTS=1."""
+    if os.environ.get("KIT_TEST_STARTS") == "1":
+        yield []
+        return
+    name = f"kit-test-training-{os.getpid()}"
+    program = [sys.executable, str(LAUNCHERS / "ddp" / "train.py")]
+    server = [sys.executable, str(NODE / "warm_ranks.py"), name, WARM, *program]
+    # Room for a rank's variables in /proc (warm_request.PAD).
+    process = subprocess.Popen(server, env={**ENV, "KIT_WARM_ROOM": " " * 60_000}, stdin=subprocess.DEVNULL)
+    yield [sys.executable, "-I", "-S", str(NODE / "warm_client.py"), name, "60", str(os.getpid())]
+    process.kill()
+    process.wait()
+
+
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[Training]:
-    made = Training(tmp_path)
+def training(tmp_path: Path, warm_words: list[str]) -> Iterator[Training]:
+    made = Training(tmp_path, warm_words)
     yield made
     made.end()
 
 
 @pytest.fixture(scope="module")
-def module_training(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Training]:
+def module_training(tmp_path_factory: pytest.TempPathFactory, warm_words: list[str]) -> Iterator[Training]:
     """For the uninterrupted run that several tests of a module compare with."""
-    made = Training(tmp_path_factory.mktemp("uninterrupted"))
+    made = Training(tmp_path_factory.mktemp("uninterrupted"), warm_words)
     yield made
     made.end()
 

@@ -239,7 +239,7 @@ def test_chats_are_learned_and_a_resume_goes_on(chats_file: Path, training: Any,
     # Other chats are other data.
     (training.folder / "other.jsonl").write_text(chats_file.read_text().replace("green", "mauve"))
     refused = training.start(
-        "sft/train.py", "twice", *words, "--max-steps", 31, "--data", training.folder / "other.jsonl"
+        "sft/train.py", "twice", *words, "--max-steps", 31, "--data", training.folder / "other.jsonl", forked=True
     )
     assert 1 in refused.wait()
     assert "--data is sha256:" in refused.output()
@@ -341,7 +341,7 @@ def test_chats_that_cannot_be_learned_end_the_program(line: str, words: Any, err
         data = training.folder / "none"
         data.mkdir()
         (data / "a.csv").write_text("a")
-    ended = training.start("sft/train.py", "run", "--data", data, "--seq-len", 256, *words, ranks=1)
+    ended = training.start("sft/train.py", "run", "--data", data, "--seq-len", 256, *words, ranks=1, forked=True)
     assert ended.wait() == [1]
     assert error in ended.output()
     assert "Traceback" not in ended.output()

@@ -145,8 +145,7 @@ def test_the_shared_parameters_of_diloco(inside: str, training: Any, tmp_path: P
     need("torchft")
     import torch
 
-    env = {"TORCHFT_LIGHTHOUSE": ""}
-    run = training.run("diloco/train.py", "run", *SMALL, "--inside", inside, "--sync-every", 2, env=env)
+    run = training.run("diloco/train.py", "run", *SMALL, "--inside", inside, "--sync-every", 2)
     made = convert(run.run_dir / "checkpoints", tmp_path / "model.pt", "--to", "pytorch")
     assert (made["model_config"]["heads"], made["model_config"]["step"]) == (4, 3)
     net = gpt()

@@ -196,7 +196,7 @@ def test_deepspeed_takes_batch_sizes_from_its_configuration_alone() -> None:
 @pytest.mark.smoke
 def test_megatron_layout_that_cannot_be_is_refused_with_its_numbers(training: Any) -> None:
     need("megatron/train.py")
-    run = training.start("megatron/train.py", "run", "--tp", 2, "--pp", 2, "--heads", 3)
+    run = training.start("megatron/train.py", "run", "--tp", 2, "--pp", 2, "--heads", 3, forked=True)
     assert set(run.wait()) == {1}
     assert "world size 2 cannot be divided by tp x pp x cp = 4; --heads 3 cannot be divided by --tp 2" in run.output()
 

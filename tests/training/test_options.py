@@ -10,6 +10,7 @@ import pytest
 
 from kit.frameworks import launcher_program_options
 from tests.support import REPO
+from tests.training.conftest import ENV
 
 pytestmark = [pytest.mark.timeout(240), pytest.mark.smoke]
 
@@ -21,16 +22,15 @@ PROGRAMS = sorted(
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_the_kit_knows_the_options_of_a_program(program: str) -> None:
+def test_the_kit_knows_the_options_of_a_program(program: str, warm_words: list[str]) -> None:
     path = REPO / "launchers" / program
-    # A process of its own for each: one that is forked from a process with torch in it sometimes hangs.
     done = subprocess.run(
-        [sys.executable, path.name, "--help"],
-        cwd=path.parent,
-        env={"PYTHONPATH": str(REPO / "launchers"), "PATH": "/usr/bin:/bin", "COLUMNS": "200"},
+        [*warm_words, sys.executable, str(path), "--help"],
+        env=ENV | {"COLUMNS": "200"},
         capture_output=True,
         text=True,
         check=True,
+        timeout=120,
     )
     found = re.findall(r"(?m)^  (?:-h, )?(--[a-z0-9-]+)|, (--no-[a-z0-9-]+)", done.stdout)
     assert {one or other for one, other in found} == set(launcher_program_options.declared(path))

@@ -158,8 +158,7 @@ def test_it_trains_and_goes_on_with_other_options(name: str, training: Any, tool
     (training.folder / "zero3.json").write_text(json.dumps(ZERO3))
     paths = {"zero3.json": training.folder / "zero3.json"}
     first = tuple(paths.get(str(option), option) for option in case.first)
-    options: dict[str, Any] = {"env": {"TORCHFT_LIGHTHOUSE": ""}}
-    run = training.run(case.program, "run", *first, **options)
+    run = training.run(case.program, "run", *first)
     folder = run.run_dir / ("replica-0" if case.needs == "torchft" else "")
     (final,) = tools.records(folder, "final")
     assert 0 < final.get("test_loss", 1.0) < 6, "of bytes, by a model that knows next to nothing"
@@ -171,7 +170,7 @@ def test_it_trains_and_goes_on_with_other_options(name: str, training: Any, tool
     if "--eval-every" in case.first:
         check_validations(folder, tools, run.run_dir / "checkpoints" / folder.relative_to(run.run_dir))
 
-    training.run(case.program, "run", *first, *case.then, *SLOWER, **options)
+    training.run(case.program, "run", *first, *case.then, *SLOWER)
     (resumed,) = tools.records(folder, "resumed")
     assert resumed["step"] == case.resumed
     (changed,) = tools.records(folder, "changed")
@@ -200,7 +199,7 @@ def check_validations(folder: Path, tools: Any, checkpoints: Path) -> None:
 def test_another_programs_checkpoint_is_refused_in_one_sentence(training: Any) -> None:
     """FSDP on DDP's folder said `AssertionError: metadata is None`."""
     training.run("ddp/train_gpt.py", "run", *GPT, *STEPS, shape="single")
-    run = training.start("fsdp/train.py", "run", *GPT, *STEPS, shape="single")
+    run = training.start("fsdp/train.py", "run", *GPT, *STEPS, shape="single", forked=True)
     assert run.wait() == [1]
     assert "written by ddp/train_gpt.py; fsdp/train.py cannot read it" in run.output()
     assert "Traceback" not in run.output()
