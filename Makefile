@@ -90,7 +90,7 @@ hostile: setup ## 10,000 hostile inputs: job files, expressions, run folders, lo
 mutants: setup ## small faults in ten central files, and which of them the tests pass with (FILES=…, ARGS="--most 0 --minutes 30")
 	@$(PY) scripts/mutants.py $(FILES) $(ARGS)
 
-# Checks that only read the scripts; those that run them are in `make test`.
+# Checks that only read the scripts; those that run them are in `make test`, which has these, too: `SCRIPT_CHECKS=` leaves them to it.
 SCRIPT_CHECKS := $(addprefix tests/scripts/test_,scripts.py sweep_scripts.py oldest_bash.py globals.py parts.py)
 
 lint: ## ruff, mypy --strict, layers, names, lengths of journeys, shellcheck on rendered scripts, codespell
@@ -100,7 +100,7 @@ lint: ## ruff, mypy --strict, layers, names, lengths of journeys, shellcheck on 
 	@.venv/bin/lint-imports
 	@$(PY) scripts/names.py
 	@$(PY) scripts/journeys.py --check
-	@$(PY) -m pytest -q -p no:cacheprovider $(SCRIPT_CHECKS)
+	@$(if $(SCRIPT_CHECKS),$(PY) -m pytest -q -p no:cacheprovider $(SCRIPT_CHECKS))
 	@shellcheck --external-sources scripts/*.sh launchers/lib/prime-rl/*.sh .ci/run .ci/hidden.sh
 	@.venv/bin/codespell
 
