@@ -6,12 +6,19 @@ import asyncio
 import json
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kit.slurm.embedded import EmbeddedCluster
+from tests.cluster.conftest import short_folder
 from tests.cluster.lab import TIMEOUT_S, Lab
+from tests.cluster.ssh_lab import far_lab
+
+if TYPE_CHECKING:
+    from mcp import StdioServerParameters
 
 pytest.importorskip("mcp", reason="tools for agents: pip install 'slurm-kit[mcp]'")
 pytestmark = pytest.mark.cluster
@@ -38,23 +45,42 @@ free_disk_gb = 0
 """
 
 
-def test_an_agent_repairs_a_run(lab: Lab, tmp_path: Path) -> None:
-    limits = tmp_path / "mcp.toml"
-    limits.write_text("max_nodes = 2\nnode_hours_in_all = 0.5\n")
+@pytest.fixture
+def limits(tmp_path: Path) -> Path:
+    """Not in the project: an agent edits there."""
+    made = tmp_path / "mcp.toml"
+    made.write_text("max_nodes = 2\nnode_hours_in_all = 0.5\n")
+    return made
+
+
+def test_an_agent_repairs_a_run(lab: Lab, limits: Path) -> None:
     lab.write(JOB, PROGRAM)
-    spent = asyncio.run(_repair(lab, limits))
+    server = _server(lab.project, {**os.environ, **lab.env}, limits)
+    spent = asyncio.run(_repair(server, lab.cluster.name))
     assert 0 < spent < 0.3, "both have ended, and what they did not use is free again"
 
 
-async def _repair(lab: Lab, limits: Path) -> float:
-    """Plans, submits, explains and repairs a run as an agent does; returns the node-hours that were spent."""
-    from mcp import Client, StdioServerParameters
+@pytest.mark.root
+def test_an_agent_repairs_a_run_over_ssh(cluster: EmbeddedCluster, limits: Path) -> None:
+    with short_folder() as folder, far_lab(cluster, folder) as far:
+        (far.project / "job.toml").write_text(f'name = "test"\nlauncher = "ddp"\n{JOB}')
+        (far.project / "program.py").write_text(PROGRAM)
+        spent = asyncio.run(_repair(_server(far.project, far.env, limits), far.name))
+        assert 0 < spent < 0.3
+        assert len(far.jobs()) == 2, "one submit for each plan"
 
-    server = StdioServerParameters(
-        command=sys.executable,
-        args=["-m", "kit", "mcp", "--limits", str(limits), "--project", str(lab.project)],
-        env={**os.environ, **lab.env},
-    )
+
+def _server(project: Path, env: Mapping[str, str], limits: Path) -> StdioServerParameters:
+    from mcp import StdioServerParameters
+
+    words = ["-m", "kit", "mcp", "--limits", str(limits), "--project", str(project)]
+    return StdioServerParameters(command=sys.executable, args=words, env=dict(env))
+
+
+async def _repair(server: StdioServerParameters, cluster: str) -> float:
+    """Plans, submits, explains and repairs a run as an agent does; returns the node-hours that were spent."""
+    from mcp import Client
+
     async with Client(server, read_timeout_seconds=TIMEOUT_S) as client:
 
         async def call(name: str, **arguments: Any) -> dict[str, Any]:
@@ -69,7 +95,7 @@ async def _repair(lab: Lab, limits: Path) -> float:
             return content
 
         assert {"plan_job", "submit_run", "wait_for_runs"} <= {one.name for one in (await client.list_tools()).tools}
-        planned = await call("plan_job", cluster=lab.cluster.name)
+        planned = await call("plan_job", cluster=cluster)
         failed = (await call("submit_run", plan_id=planned["plan_id"]))["run"]
         waited = await call("wait_for_runs", runs=[failed], timeout_s=TIMEOUT_S)
         assert [(one["run"], one["state"]) for one in waited["untrusted"]["news"]] == [(failed, "FAILED")]
@@ -89,7 +115,7 @@ async def _repair(lab: Lab, limits: Path) -> float:
         assert [one["key"] for one in compared["keys"]] == ["args"]
 
         spent: float = (await call("cluster_info"))["spent"]["in_all"]["node_hours"]
-        refused = await client.call_tool("plan_job", {"cluster": lab.cluster.name, "overrides": ["resources.nodes=3"]})
+        refused = await client.call_tool("plan_job", {"cluster": cluster, "overrides": ["resources.nodes=3"]})
         assert refused.is_error
         assert "max_nodes" in refused.structured_content["error"]["message"]
         assert (await read(f"kit://runs/{failed}/manifest"))["untrusted"]["run_id"] == failed
