@@ -84,8 +84,8 @@ class RunsWatch:
         """Read the records that have changed, and ask Slurm if it is time; return what happened."""
         found = [event for path in self.waiting if self._has_changed(path) for event in self._from_record(path)]
         if self._waiting and self._now() - self._asked_at >= ASK_S:
-            self._asked_at = self._now()
             found += self._from_accounting() if self._lost() else self._from_queue()
+            self._asked_at = self._now()
         return found
 
     def _has_changed(self, path: Path) -> bool:

@@ -27,11 +27,13 @@ class RecentQueue:
 
         def ask(name: str) -> Mapping[JobId, QueuedJob] | None:
             at, known = self._answers.get(name, (-ASK_S, {}))
-            if self._now() - at < ASK_S and all(any(job in known for job in jobs) for jobs in wanted.get(name, ())):
+            asked_at = self._now()
+            if asked_at - at < ASK_S and all(any(job in known for job in jobs) for jobs in wanted.get(name, ())):
                 return known
             answer = self._queue(name)
             if answer is not None:
-                self._answers[name] = (self._now(), answer)
+                # As old as the question: a wait that asks again half a minute after an answer gets a new one.
+                self._answers[name] = (asked_at, answer)
             return answer
 
         return ask

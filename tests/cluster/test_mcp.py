@@ -5,17 +5,21 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from kit.errors import StillRunningError
 from kit.slurm.embedded import EmbeddedCluster
 from tests.cluster.conftest import short_folder
 from tests.cluster.lab import TIMEOUT_S, Lab
 from tests.cluster.ssh_lab import far_lab
+from tests.cluster.width import counts
 
 if TYPE_CHECKING:
     from mcp import StdioServerParameters
@@ -60,6 +64,7 @@ def test_an_agent_repairs_a_run(lab: Lab, limits: Path) -> None:
     assert 0 < spent < 0.3, "both have ended, and what they did not use is free again"
 
 
+@pytest.mark.slow
 @pytest.mark.root
 def test_an_agent_repairs_a_run_over_ssh(cluster: EmbeddedCluster, limits: Path) -> None:
     with short_folder() as folder, far_lab(cluster, folder) as far:
@@ -68,6 +73,42 @@ def test_an_agent_repairs_a_run_over_ssh(cluster: EmbeddedCluster, limits: Path)
         spent = asyncio.run(_repair(_server(far.project, far.env, limits), far.name))
         assert 0 < spent < 0.3
         assert len(far.jobs()) == 2, "one submit for each plan"
+
+
+@pytest.mark.slow
+def test_waits_ask_slurm_twice_a_minute(lab: Lab, limits: Path) -> None:
+    """sdiag counts the questions about jobs while `kit wait` and an agent, which calls again and again, wait for a run."""
+    waits = "import os, time\nwhile not os.path.exists(f\"{os.environ['KIT_RUN_DIR']}/go\"):\n    time.sleep(0.1)\n"
+    lab.write(JOB.replace('["0"]', "[]"), waits)
+    run = lab.submit()
+    try:
+        lab.wait_state(run, "RUNNING")
+        lab.slurm("sdiag", "--reset")
+        began = time.monotonic()
+        words = [sys.executable, "-m", "kit", "wait", run.name, "--timeout", "50"]
+        env = {**os.environ, **lab.env}
+        with subprocess.Popen(words, cwd=lab.project, env=env, stderr=subprocess.DEVNULL) as waiting:
+            server = _server(lab.project, env, limits)
+            calls = asyncio.run(_wait_again_and_again(server, run.name))
+            assert waiting.wait(TIMEOUT_S) == StillRunningError.exit_code
+        seconds, asked = time.monotonic() - began, counts(lab.slurm("sdiag"))
+    finally:
+        (run / "go").touch()
+    lab.wait_end(run)
+    most = 2 * (1 + seconds // 30)
+    assert 2 <= asked["REQUEST_JOB_INFO"] <= most < calls, asked
+    assert all(count <= most for count in asked.values()), asked
+
+
+async def _wait_again_and_again(server: StdioServerParameters, run: str) -> int:
+    """An agent whose client allows short calls only, for the better part of a minute; the number of its calls."""
+    from mcp import Client
+
+    async with Client(server, read_timeout_seconds=TIMEOUT_S) as client:
+        for _ in range(calls := 15):
+            answer = await client.call_tool("wait_for_runs", {"runs": [run], "timeout_s": 3})
+            assert answer.structured_content["timed_out"], answer.structured_content
+    return calls
 
 
 def _server(project: Path, env: Mapping[str, str], limits: Path) -> StdioServerParameters:

@@ -16,6 +16,7 @@ import kit
 from kit import shell
 from kit.answers.wait_for_runs import RunEvent, RunsWatch, events
 from kit.errors import NoAnswerError, SlurmError, StillRunningError
+from kit.hosts.recent_queue import RecentQueue
 from kit.schema.run_paths import RunPaths
 from kit.slurm.accounting import Accounted
 from kit.slurm.client import JobId, QueuedJob
@@ -135,6 +136,24 @@ def test_squeue_fails_for_a_minute(run_dir: Path, slurm: Slurm) -> None:
     assert [one.event for one in slurm.all(slurm.watch(run_dir))] == ["started", "ended"]
     assert len(slurm.said) == 1
     assert "asking again" in slurm.said[0]
+
+
+def test_a_slow_slurm_is_asked_each_half_minute_also_through_remembered_answers(run_dir: Path, slurm: Slurm) -> None:
+    """As for agents. Over ssh a run's record is read with the answer: one that is used again hides an end for a minute."""
+    slurm.jobs = job("RUNNING")
+    slurm.plan = [(300, lambda: close(run_dir, 0))]
+
+    def slow(name: str) -> dict[JobId, QueuedJob]:
+        answer = slurm.queue(name)
+        slurm.now += 2.0
+        return answer
+
+    recent = RecentQueue(slow, now=slurm.monotonic).about({"local": [[7]]})
+    watch = RunsWatch([run_dir], queue=recent, history=slurm.history, say=slurm.said.append, now=slurm.monotonic)
+    slurm.all(watch)
+    gaps = [later - before for before, later in zip(slurm.asked, slurm.asked[1:], strict=False)]
+    assert len(gaps) > 7
+    assert all(30 <= gap < 40 for gap in gaps), gaps
 
 
 def test_a_slurm_that_is_silent_for_too_long(run_dir: Path, slurm: Slurm) -> None:
