@@ -5,6 +5,7 @@ What happens in a run is read from its own record, every second. Slurm is asked 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Literal
 
-from kit.errors import StillRunningError
+from kit.errors import StillRunningError, ToolError
 from kit.hosts import clusters, from_accounting
 from kit.hosts import status as host_status
 from kit.hosts.from_accounting import Ask
@@ -130,6 +131,7 @@ class RunsWatch:
             self.seen[run.run_dir] = run
             if run.active or run.state == UNKNOWN:
                 continue
+            _fetch_end(run)
             if _is_complete(run) or (run.run_dir in before and run.state not in _UNSETTLED):
                 yield self._end(run)
             else:
@@ -192,6 +194,15 @@ def _retried(queue: Queue) -> Queue:
         return queue(name)
 
     return ask
+
+
+def _fetch_end(status: Status) -> None:
+    """Bring the mark that a run over ssh has closed its record: it comes with the run's files, not with the records of all runs."""
+    if status.exit_code is None or status.state in _UNSETTLED or run_facts.is_closed(status.run_dir):
+        return
+    # A broken connection: the next half minute's answer ends the run all the same.
+    with contextlib.suppress(ToolError):
+        clusters.fetch(status.run_dir)
 
 
 def _is_complete(one: Status) -> bool:

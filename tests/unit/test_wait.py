@@ -15,7 +15,7 @@ import pytest
 import kit
 from kit import shell
 from kit.answers.wait_for_runs import RunEvent, RunsWatch, events
-from kit.errors import NoAnswerError, SlurmError, StillRunningError
+from kit.errors import NoAnswerError, SlurmError, StillRunningError, ToolError
 from kit.hosts.recent_queue import RecentQueue
 from kit.schema.run_paths import RunPaths
 from kit.slurm.accounting import Accounted
@@ -154,6 +154,26 @@ def test_a_slow_slurm_is_asked_each_half_minute_also_through_remembered_answers(
     gaps = [later - before for before, later in zip(slurm.asked, slurm.asked[1:], strict=False)]
     assert len(gaps) > 7
     assert all(30 <= gap < 40 for gap in gaps), gaps
+
+
+@pytest.mark.parametrize("reached", [True, False])
+def test_the_mark_of_an_end_over_ssh_is_fetched(
+    run_dir: Path, slurm: Slurm, monkeypatch: pytest.MonkeyPatch, reached: bool
+) -> None:
+    """It comes with a run's files, not with the records of all runs: every end was seen half a minute late."""
+    slurm.jobs = job("RUNNING")
+    ends = {"event": "end", "exit_code": 3, "epoch": 5.0}
+    slurm.plan = [(5, lambda: write(run_dir, **ends)), (5, lambda: slurm.jobs.update(job("FAILED")))]
+
+    def fetch(found: Path) -> None:
+        if not reached:
+            raise ToolError("the line is down")
+        RunPaths(found).closed.write_text("5.0\n")
+
+    monkeypatch.setattr("kit.hosts.clusters.fetch", fetch)
+    (end,) = slurm.all(slurm.watch(run_dir))
+    assert (end.state, end.exit_code) == ("FAILED", 3)
+    assert slurm.asked == ([0.0, 30.0] if reached else [0.0, 30.0, 60.0])
 
 
 def test_a_slurm_that_is_silent_for_too_long(run_dir: Path, slurm: Slurm) -> None:
