@@ -72,10 +72,10 @@ def runs(
 
     after = time_of(since, "--since") if since is not None else 0.0
     found = run_status.list_statuses(runs_dir, queue=queue_for_display(), say=warn)
-    states = {one.upper() for one in state or ()}
-    statuses = [one for one in found if _is_wanted(one, states=states, name=name, after=after)]
+    states = {given.upper() for given in state or ()}
+    statuses = [run for run in found if _is_wanted(run, states=states, name=name, after=after)]
     if found and not statuses:
-        known = ", ".join(sorted({one.state for one in found}))
+        known = ", ".join(sorted({run.state for run in found}))
         warn(f"none of the {len(found)} runs matches; their states: {known}")
     if as_json:
         print_json("runs", [dataclasses.asdict(run_status.listed(s)) for s in statuses])
@@ -85,16 +85,16 @@ def runs(
         Column("submitted", 3),
     )  # fmt: skip
     show(columns, _rows(statuses))
-    for one in statuses:
-        if one.facts.problem:
-            print(f"{one.run_dir.name}: {clean(one.facts.problem)}", file=sys.stderr)
+    for run in statuses:
+        if run.facts.problem:
+            print(f"{run.run_dir.name}: {clean(run.facts.problem)}", file=sys.stderr)
 
 
 def _is_wanted(run: Status, *, states: Collection[str], name: str | None, after: float) -> bool:
     names = (run.facts.job_name, run.facts.run_id)
     return (
         (not states or run.state in states)
-        and (name is None or any(fnmatch.fnmatchcase(one, name) for one in names))
+        and (name is None or any(fnmatch.fnmatchcase(known, name) for known in names))
         and run.facts.submitted_at >= after
     )
 

@@ -2,6 +2,7 @@
 
 import gzip
 import hashlib
+import importlib.util
 import itertools
 import signal
 import struct
@@ -223,6 +224,10 @@ class ImageFolder(Images):
         ]
         if not self._items:
             raise SystemExit(f"{folder}: no image files in it.")
+        if importlib.util.find_spec("PIL") is None:
+            raise SystemExit(
+                f"{folder}: image files are read by pillow, which is not installed: add it to the image's requirements."
+            )
 
     def __len__(self) -> int:
         return len(self._items)

@@ -216,3 +216,14 @@ def test_a_checkpoint_of_another_order_is_refused(then: dict[str, str]) -> None:
     # A program that reads no samples itself continues.
     alone = resume.told("rl/trainer.py", argparse.Namespace(lr=0.1), order=None, weight_decay_on=None)
     assert resume._compare(Path("step-1"), {**alone, **then}, alone, resume._MUST_BE_EQUAL) == (None, [])
+
+
+def test_class_folders_without_pillow_end_before_the_first_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first image file is read in a worker of the DataLoader, after the ranks have met."""
+    (tmp_path / "black").mkdir()
+    (tmp_path / "black" / "0.png").write_bytes(b"")
+    monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
+    with pytest.raises(SystemExit, match="read by pillow, which is not installed: add it to the image's requirements"):
+        lib("data").ImageFolder(tmp_path, 8)
