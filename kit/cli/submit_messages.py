@@ -47,9 +47,8 @@ def show_arguments(jobs: Iterable[Prepared]) -> None:
 
 
 def show_advice(jobs: Iterable[Prepared]) -> None:
-    """Print what Slurm's topology makes slow, what others could change, which mounts are missing, and which variables stay behind.
-
-    Slurm is asked at most once for each job.
+    """Print what Slurm's topology makes slow, which image no node can run, what others could change, which mounts are missing, and
+    which variables stay behind.
     """
     from kit.slurm import parallel_group_fit
     from kit.submission import warnings
@@ -60,6 +59,7 @@ def show_advice(jobs: Iterable[Prepared]) -> None:
         print(f"kit: {line}", file=sys.stderr)
     for job in jobs:
         _warn(parallel_group_fit.warnings(job.plan, env=job.env))
+        _warn(warnings.warn_of_architecture(job.plan, env=job.env))
         if job.host.shares_files:
             _warn(warnings.warn_of_others(job.plan))
             _warn(warnings.warn_of_mounts(job.plan))

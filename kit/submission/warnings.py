@@ -1,6 +1,6 @@
 """Warnings of a submit: about jobs that will run, but perhaps not as intended. Nothing here is an error.
 
-Each names what this machine, its shell or other users may do to the job. Slurm is not asked.
+Each names what this machine, its shell or other users may do to the job, or that its nodes cannot run its image.
 """
 
 from __future__ import annotations
@@ -8,16 +8,16 @@ from __future__ import annotations
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib import metadata
 from pathlib import Path
 
 from kit.config import Resolved
-from kit.errors import Fault
+from kit.errors import Fault, SlurmError, ToolError
 from kit.files import own_folders
 from kit.planning.plan import Plan
 from kit.schema.job import Job
-from kit.slurm import client
+from kit.slurm import client, tolerant_reader
 from kit.validation import toml
 
 # What people set for a run of NCCL, torch, OpenMP, a tracker or Hugging Face. Secrets have a key of their own.
@@ -30,6 +30,9 @@ _MEANT = re.compile(
 _SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW")
 # With more of them, only these are printed.
 _NAMED = 8
+_ASK_S = 5.0
+# Docker's name of an architecture -> that of Linux (uname -m), which is Slurm's. Of others, nothing is known.
+_ARCHITECTURES = {"amd64": "x86_64", "arm64": "aarch64", "ppc64le": "ppc64le", "riscv64": "riscv64"}
 
 
 def warn_of_variables(resolved: Resolved, environ: Mapping[str, str]) -> Fault | None:
@@ -102,6 +105,55 @@ def _is_there(source: str) -> bool:
         # A folder that this user may not enter, or a file system that does not answer.
         return True
     return True
+
+
+def warn_of_architecture(plan: Plan, *, env: Mapping[str, str]) -> list[Fault]:
+    """A warning for each image that no node of the partition can run; none if lock or Slurm do not say it.
+
+    Nothing is refused: a node may have an emulator, of which Slurm does not know.
+    """
+    wanted = {
+        pinned.lock.name: (pinned.lock.platform, _ARCHITECTURES[architecture])
+        for pinned in plan.decisions.pins.distinct
+        if pinned.lock
+        and pinned.lock.platform
+        and (architecture := pinned.lock.platform.split("/")[1]) in _ARCHITECTURES
+    }
+    if not wanted:
+        return []
+    partition = plan.job.slurm.partition
+    held = _architectures_of_nodes(partition, {architecture for _, architecture in wanted.values()}, env=env)
+    where = f"partition {partition}" if partition else "the default partition"
+    return [
+        Fault(
+            file=plan.decisions.resolved.job_file,
+            key="image",
+            problem=f"image {name} is for {platform}, and the nodes of {where} are {', '.join(sorted(held))}",
+            hint=f"slurm.partition names a partition with {architecture} nodes, or image one for these",
+        )
+        for name, (platform, architecture) in wanted.items()
+        if held and architecture not in held
+    ]
+
+
+def _architectures_of_nodes(partition: str | None, wanted: Iterable[str], *, env: Mapping[str, str]) -> set[str]:
+    """The architectures of the partition's nodes; empty if Slurm does not say them. All nodes are asked for only if the first one
+    has another than those wanted.
+    """
+    try:
+        nodes = client.nodes_in_service(partition=partition, env=env)
+        first = _architectures(nodes[:1], env=env)
+        return first if first.issuperset(wanted) else _architectures(nodes, env=env)
+    except (SlurmError, ToolError):
+        return set()
+
+
+def _architectures(nodes: Iterable[str], *, env: Mapping[str, str]) -> set[str]:
+    """scontrol(1): a line for each node, with `Arch=` of those that have registered."""
+    listed = ",".join(nodes)
+    argv = ["scontrol", "show", "node", "--oneliner", listed]
+    said = tolerant_reader.ask(argv, env=env, timeout=_ASK_S) if listed else ""
+    return set(re.findall(r"(?m)^NodeName=\S+ Arch=(\S+)", said))
 
 
 def describe_watch(job: Job) -> str | None:
