@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import subprocess
 import tarfile
 from pathlib import Path
@@ -175,6 +176,12 @@ def test_a_symbolic_link_may_name_any_path(tmp_path: Path, target: str, kept: st
         link.type, link.linkname = tarfile.SYMTYPE, target
         archive.addfile(link)
     assert edited(out.getvalue(), ImageConfig(), tmp_path)["a"].linkname == kept
+
+
+@pytest.mark.parametrize("name", ["../x", "a/../../x", "./../x"])
+def test_a_member_that_leads_out_of_the_image_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ValueError, match=f"{re.escape(name)}: leads out of the image"):
+        edited(links((name, b"abc")), ImageConfig(), tmp_path)
 
 
 def test_a_hard_link_to_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
