@@ -71,8 +71,8 @@ def test_no_name_of_a_branch_is_run(lab: Lab, branch: str) -> None:  # noqa: F81
     subprocess.run(["git", "reset", "-q"], cwd=lab.folder, check=True)
     text, found = answer_of("submit", "job.toml", "--cluster", "there", "--no-container")
     assert found == "" and lab.calls("sbatch.calls"), text
-    for words in (("runs",), ("status",), ("why",)):
-        assert answer_of(*words)[1] == ""
+    for command in ("runs", "status", "why"):
+        assert answer_of(command)[1] == ""
     assert all_of(lab.folder.parent) == set()
 
 
