@@ -13,7 +13,7 @@ BIN = laid_out.BIN
 LIBRARIES = (
     "clock", "log", "numbers", "environment", "output_links", "debug", "slurm", "nodes", "events", "loops", "heartbeat",
     "container_names", "steps", "failures", "failure_watch", "stall_watch", "image_chain", "pinned_image", "staging", "preflight",
-    "retry", "restarts", "endpoints", "role_policy", "roles", "signals", "workspace", "warm_ranks", "parts",
+    "retry", "restarts", "endpoints", "job_roles", "role_policy", "roles", "signals", "workspace", "warm_ranks", "parts",
 )  # fmt: skip
 # `held`, `states` and `addresses` are files beside the stand-ins that a test writes.
 COMMANDS = {
@@ -82,7 +82,7 @@ class BatchLab:
                 "KIT_RETRY_CODES=(137) KIT_RETRY_REQUEUE=0 KIT_REQUEUE_CAPPED=0 KIT_RETRY_IN_ALLOCATION=0 KIT_RUNTIME=bare",
                 f"KIT_SIGNAL_ARGV=(srun --job-name=kit-signal true) KIT_AVOID_DIR={self.run_dir}/avoid KIT_IMAGES=()",
                 "KIT_PREFLIGHT_TIMEOUT=20 KIT_PREFLIGHT_ON_FAILURE=fail KIT_PROBE_ARGV=() KIT_PREFLIGHT_ARGV=()",
-                "KIT_STAGE_ARGV=() KIT_MONITOR_ARGV=() KIT_PARTS=()",
+                "KIT_STAGE_ARGV=() KIT_MONITOR_ARGV=() KIT_PARTS=(job_roles)",
                 STEPS,
                 *(f"source {LIB}/{name}.sh" for name in LIBRARIES),
                 "nodes::listening() { return 1; }",

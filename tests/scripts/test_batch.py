@@ -36,8 +36,10 @@ def bash(folder: Path, script: str, **env: str) -> list[str]:
     (folder / "scontrol").chmod(0o755)
     (folder / "sinfo").write_text(SINFO)
     (folder / "sinfo").chmod(0o755)
-    sources = "\n".join(f"source {LIB}/{name}.sh" for name in ("log", "environment", "debug", "nodes", "endpoints"))
-    text = f"set -uo pipefail\nKIT_RUN_DIR={folder} KIT_MASTER_PORT_BASE=20000 KIT_NODES=2 KIT_STEPS=3\n{sources}\n{script}\n"
+    names = ("log", "environment", "debug", "nodes", "endpoints", "job_roles", "parts")
+    sources = "\n".join(f"source {LIB}/{name}.sh" for name in names)
+    constants = f"KIT_RUN_DIR={folder} KIT_MASTER_PORT_BASE=20000 KIT_NODES=2 KIT_STEPS=3 KIT_PARTS=(job_roles)"
+    text = f"set -uo pipefail\n{constants}\n{sources}\n{script}\n"
     given = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_NODELIST": "n[1-2]", "KIT_RESTART_COUNT": "0", **env}
     return shell.run(["bash", "-c", text], env=given).stdout.splitlines()
 

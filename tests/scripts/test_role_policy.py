@@ -26,8 +26,7 @@ nodes::look() { ((${looks:-1})); }
 nodes::lost() { local one; for one; do [[ " ${gone:-} " != *" ${one} "* ]] || { echo "${one}"; found=1; }; done; ((${found:-0})); }
 nodes::find_lost() { nodes_bad=(${gone:-}); }
 nodes::replace() { ((${spare:-0})); }
-endpoints::place_one() { echo "place $1"; }
-endpoints::write() { echo write; }
+endpoints::place() { echo "place $1"; }
 declare -A steps_kill_since
 declare -A roles_unstarted roles_state roles_start roles_since roles_restarts endpoints_nodes steps_pid
 failures_stalled_code=76 KIT_ON_STALL=end KIT_PARTS=(stall_watch) KIT_RUN_DIR=/nowhere
@@ -154,7 +153,6 @@ def test_a_restart_waits_longer_each_time(tried: int, pause: int) -> None:
     said = bash(f"restart=10 tried={tried}; role a service\nrole_policy::on_death 0 5")
     assert said == [
         "place 0",
-        "write",
         "failures::show a-0 5 a",
         "failures::retire a-0",
         f"roles::restart_in a {pause}",

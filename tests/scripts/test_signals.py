@@ -677,7 +677,7 @@ KIT_STEP_1=([name]=group [folder]=roles/g [variable]=G [policy]=replica [first]=
     [ready]= [restart]=0 [least]=1 [health]=)
 KIT_STEP_0_ARGV=(srun sleep 30)
 declare -A KIT_ROLE_L=([address]=n1 [master]=1) KIT_ROLE_G=([address]=n2 [master]=1) endpoints_nodes=([lighthouse]=n1 [group]=n2)
-roles::answers() {{ return 1; }}
+job_roles::answers() {{ return 1; }}
 KIT_RESTART_COUNT=0
 signals::trap
 (sleep 1; kill -{signal_name} $$) &

@@ -11,6 +11,8 @@
 #   before_ranks        once, after all of these. The node checks may queue the job again; here, Slurm may be told not to
 #                       Up to here, a code other than 0 ends the job, but for those of `begun`, `before_stage` and `after_stage`.
 #   first_start_s       prints the seconds that the first start of a container may take longer
+#   placed              the roles have their nodes; with a role's number, it has others
+#   check_role          whether the part itself looks if the role of this number is up; it changes the state
 #   step_options        a step is about to start with these words; a part may add options of srun
 #   programs_started    a step of the job's own programs was started; called repeatedly
 #   before_attempt      each time before the ranks start; after_attempt: they have ended; after_last_attempt: they do not start again

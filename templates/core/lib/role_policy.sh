@@ -91,7 +91,7 @@ role_policy::has_nodes() {
             [[ "${of[policy]}" != service ]] && nodes::replace "${name}" || return 1
         fi
     done
-    [[ -z "${of[folder]}" ]] || { endpoints::place_one "$1" && endpoints::write; }
+    endpoints::place "$1"
 }
 
 # Gives up a replica. The others continue while there are enough of them.

@@ -9,14 +9,10 @@
 #   service   must be there while a main role is, and is stopped after that
 #   replica   one of several that do the same: it may die and come back while enough of the others continue
 
-# Exit code of a role that was not ready: EX_IOERR of BSD's sysexits, which programs do not return by convention.
-readonly roles_not_ready_code=74
-# Seconds between checks of a role: while it starts, and later. Three missing answers in a row mean that it is dead.
-readonly roles_look_starting=1 roles_look_up=5 roles_deaf_after=3
 # A role that lived for ten minutes did not die of its start, so its restarts count from zero again.
 readonly roles_sound_after=600
 
-declare -A roles_state=() roles_start=() roles_since=() roles_look=() roles_deaf=() roles_restarts=() roles_due=()
+declare -A roles_state=() roles_start=() roles_since=() roles_restarts=() roles_due=()
 # Roles that a signal found waiting.
 declare -A roles_unstarted=()
 roles_over="" roles_failed=""
@@ -141,7 +137,7 @@ roles::start_if_due() {
     for needed in ${of[after]}; do
         [[ "${roles_state[${needed}]}" == up || "${roles_state[${needed}]}" == ended ]] || return 0
     done
-    roles_state["${name}"]=starting roles_since["${name}"]="${EPOCHSECONDS}" roles_look["${name}"]=0 roles_deaf["${name}"]=0
+    roles_state["${name}"]=starting roles_since["${name}"]="${EPOCHSECONDS}"
     roles::start "$1"
 }
 
@@ -177,43 +173,8 @@ roles::count_start() {
     printf '%d\n' "$((starts + 1))" >"${file}.new" && mv -f -- "${file}.new" "${file}"
 }
 
-# A role is up when its check passes, or without a check as soon as it is started. A service that stops answering its check is
-# killed.
+# A role is up as soon as it is started, unless a part looks whether it is.
 roles::check() {
     local -n of="KIT_STEP_$1"
-    local -r name="${of[name]}"
-    if [[ -z "${of[ready]}" ]]; then
-        roles_state["${name}"]=up
-        return 0
-    fi
-    ((EPOCHSECONDS >= roles_look[${name}])) || return 0
-    if [[ "${roles_state[${name}]}" == up ]]; then
-        roles_look["${name}"]=$((EPOCHSECONDS + roles_look_up))
-        [[ -n "${of[health]}" ]] || return 0
-        if roles::answers "$1"; then
-            roles_deaf["${name}"]=0
-        elif ((++roles_deaf[${name}] == roles_deaf_after)); then
-            log::error "role ${name} does not answer ${of[ready]} any more"
-            steps::doom "${name}" "it does not answer"
-        fi
-        return 0
-    fi
-    roles_look["${name}"]=$((EPOCHSECONDS + roles_look_starting))
-    if roles::answers "$1"; then
-        roles_state["${name}"]=up
-        log::info "role ${name} is ready"
-        events::record ready role "${name}"
-    elif ((EPOCHSECONDS - roles_since[${name}] >= of[ready_timeout])); then
-        log::error "role ${name} was not ready within ${of[ready_timeout]} s: no answer to ${of[ready]}"
-        roles::fail "${name}" "${roles_not_ready_code}"
-    fi
-}
-
-roles::answers() {
-    local -n of="KIT_STEP_$1"
-    local -n variables="KIT_ROLE_${of[variable]}"
-    local kind what port path
-    read -r kind what path <<<"${of[ready]}"
-    port="${variables[port.${what}]:-}"
-    timeout --kill-after=1 2 "${KIT_RUN_DIR}/bin/ready.sh" "${kind}" "${variables[address]}" "${port:-${what}}" "${path}" 2>/dev/null
+    parts::any check_role "$1" || roles::set_state "${of[name]}" up
 }

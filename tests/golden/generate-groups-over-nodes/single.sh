@@ -280,6 +280,7 @@ readonly -a KIT_PARTS=(
     monitor # monitor
     pinned_image # image
     preflight # preflight
+    job_roles # roles
     hot_pages # image
     stall_watch # watch
 )
@@ -1117,6 +1118,8 @@ KIT_FILE
     unpack 644 lib/hot_pages.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/image_mount.sh <<'KIT_FILE'
+KIT_FILE
+    unpack 644 lib/job_roles.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/kit_callbacks.py <<'KIT_FILE'
 KIT_FILE

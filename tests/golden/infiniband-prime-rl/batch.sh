@@ -235,6 +235,7 @@ readonly -a KIT_PARTS=(
     heartbeat # monitor.heartbeat
     monitor # monitor
     preflight # preflight
+    job_roles # roles
     stall_watch # watch
 )
 readonly KIT_HEARTBEAT=120

@@ -121,6 +121,7 @@ readonly -a KIT_PARTS=(
     heartbeat # monitor.heartbeat
     monitor # monitor
     preflight # preflight
+    job_roles # roles
     stall_watch # watch
 )
 readonly KIT_RETRY_IN_ALLOCATION=0

@@ -141,6 +141,7 @@ readonly -a KIT_PARTS=(
     monitor # monitor
     pinned_image # image
     preflight # preflight
+    job_roles # roles
     hot_pages # image
     stall_watch # watch
 )
