@@ -74,11 +74,9 @@ def _node(run: str | None, name: str | None) -> tuple[Status, JobNode]:
 
 
 def _serve(tool: str, run: str | None, name: str | None, local: int | None, *, path: str) -> None:
-    from kit.record import own_run
     from kit.sessions import port_forward
 
     status, node = _node(run, name)
-    own_run.require(status.run_dir, to="start a server in it")
     with tempfile.TemporaryDirectory(prefix="kit-tool-") as folder:
         argv = tuple(status.manifest.shell_argv)
         with (

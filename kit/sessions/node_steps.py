@@ -12,6 +12,7 @@ from kit.files import untrusted_files
 from kit.hosts import clusters
 from kit.hosts.host import Host
 from kit.hosts.status import Status
+from kit.record import own_run
 from kit.record.run_facts import events
 from kit.schema.run_paths import RunPaths
 
@@ -49,9 +50,11 @@ class JobNode:
 def find_node(status: Status, name: str | None) -> JobNode:
     """A node of a running run: the first of a role, the one with this name, or the first of all.
 
-    RunError for a run that is not running, UsageError for any other name.
+    RunError for a run that is another user's or is not running, UsageError for any other name.
     """
     run_dir = status.run_dir
+    # Steps run programs and words of the run's folder.
+    own_run.require(run_dir, to="start a step in it")
     if status.state != "RUNNING":
         raise RunError(f"run {run_dir.name} is {status.state}: only a running job has nodes to go to")
     host = clusters.host_of_run(run_dir)

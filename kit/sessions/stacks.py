@@ -8,6 +8,7 @@ from pathlib import Path
 from kit.errors import RunError
 from kit.hosts import clusters
 from kit.hosts.status import Status
+from kit.record import own_run
 from kit.record.run_facts import events
 from kit.schema.run_paths import RunPaths
 
@@ -18,9 +19,11 @@ _TIMEOUT_S = 90
 def gather(status: Status, *, rank: int | None) -> dict[str, str]:
     """Gather the evidence of all ranks or of one rank now. File name (`rank-5.txt`) -> text; a node without rank files adds one.
 
-    RunError if the run is not running, or has no such rank; ToolError if Slurm starts no step.
+    RunError if the run is another user's, is not running, or has no such rank; ToolError if Slurm starts no step.
     """
     run_dir = status.run_dir
+    # The step runs a program of the run's folder.
+    own_run.require(run_dir, to="look at its ranks")
     if status.state != "RUNNING":
         raise RunError(f"run {run_dir.name} is {status.state}: only the ranks of a running job have stacks")
     attempts = [str(e["nodes"]) for e in events(run_dir) if e["event"] == "attempt" and e.get("nodes")]

@@ -17,6 +17,7 @@ from kit.hosts.local import LocalHost
 from kit.hosts.status import Status
 from kit.record import manifest, secret
 from kit.schema.run_paths import RunPaths
+from kit.sessions import stacks
 from kit.slurm.client import QueuedJob
 from kit.submission import cancel, interactive
 from tests.support import make_site, plan_of, write_job
@@ -54,7 +55,10 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
 
 
 def record(run: Status, *events: str) -> None:
-    lines = (json.dumps({"event": event, "name": "TERM", "job_id": "7", "restart": "0"}) + "\n" for event in events)
+    lines = (
+        json.dumps({"event": event, "name": "TERM", "job_id": "7", "restart": "0", "nodes": "n1"}) + "\n"
+        for event in events
+    )
     with RunPaths(run.run_dir).events.open("a") as file:
         file.writelines(lines)
 
@@ -67,17 +71,24 @@ def test_c18_a_run_of_another_user_is_not_cancelled(run: Status, told: Told, mon
     assert told == []
 
 
-def test_c18_no_shell_and_no_server_of_another_users_run(run: Status, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They run the words of its manifest."""
+def test_c18_no_shell_server_or_look_at_ranks_of_another_users_run(
+    run: Status, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They run words of its manifest and programs of its folder, in a job that it names: perhaps one of whoever looks."""
     ran: list[object] = []
     monkeypatch.setattr("kit.shell.call", lambda *words, **_: ran.append(words))
-    monkeypatch.setattr("kit.sessions.port_forward.serving", lambda *words: ran.append(words))
-    monkeypatch.setattr("kit.cli.port_notebook._node", lambda *_: (run, None))
+    monkeypatch.setattr("kit.shell.run", lambda *words, **_: ran.append(words))
+    monkeypatch.setattr("kit.cli.runs.find", lambda _: run)
+    record(run, "start", "attempt")
     monkeypatch.setattr("os.geteuid", lambda: run.run_dir.stat().st_uid + 1)
     with pytest.raises(RunError, match="only its owner can open a shell in it"):
         interactive.attach(run, node=None)
-    with pytest.raises(RunError, match="only its owner can start a server in it"):
+    with pytest.raises(RunError, match="only its owner can start a step in it"):
         port_notebook.notebook()
+    with pytest.raises(RunError, match="only its owner can start a step in it"):
+        port_notebook.port(run.run_dir.name, "80")
+    with pytest.raises(RunError, match="only its owner can look at its ranks"):
+        stacks.gather(run, rank=None)
     assert ran == []
 
 
