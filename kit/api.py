@@ -30,7 +30,7 @@ from kit.answers.log_lines import LogLine
 from kit.answers.planned_job import JobToPlan, PlannedJob
 from kit.answers.run_status import ListedRun, RunStatus
 from kit.answers.wait_for_runs import RunEvent, RunsWatch
-from kit.hosts import clusters, other_jobs
+from kit.hosts import other_jobs
 from kit.hosts import status as host_status
 from kit.hosts.status import Status
 from kit.record import find_runs, unmade_points
@@ -347,9 +347,6 @@ def rerun(
     """
     with data_folders.in_project(project):
         run_dir = _folder(run)
-        if from_step is not None:
-            clusters.require_here(run_dir, "a rerun from a checkpoint")
-        clusters.fetch_whole(run_dir)
         ready = repeating.prepare_rerun(run_dir, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
         one_run.submit(ready)
         return Run(ready.folder)

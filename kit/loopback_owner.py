@@ -9,7 +9,11 @@ from __future__ import annotations
 import os
 import socket
 import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+
+from kit.errors import UsageError
 
 _TABLE = "/proc/net/tcp"
 
@@ -48,3 +52,20 @@ class OwnSocket(socket.socket):
             return taken, address
         taken.close()
         raise ConnectionAbortedError("a connection of another user")
+
+
+@contextmanager
+def listening(option: str, port: int) -> Iterator[socket.socket]:
+    """A socket on 127.0.0.1 that only its own user reaches. port: 0 for any free one. option: of the command, that names the port.
+
+    UsageError if another program uses the port.
+    """
+    with OwnSocket(socket.AF_INET, socket.SOCK_STREAM) as opened:
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            opened.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise UsageError(f"{option} {port}: {error.strerror}", hint=f"{option} 0 takes any free port") from None
+        # Whoever is told the URL may ask before the server runs.
+        opened.listen()
+        yield opened

@@ -20,7 +20,7 @@ from kit import config, data_folders, shell
 from kit.archive import archive_format, program_outputs
 from kit.archive.archive_format import ArchiveIndex, ArchiveMember
 from kit.errors import ConfigError, RunError, ToolError, UsageError
-from kit.files import temporary_names, untrusted_files
+from kit.files import atomic_write, temporary_names, untrusted_files
 from kit.images import check_against_lock
 from kit.record import private_files, secret
 from kit.record.manifest import Manifest, read_manifest
@@ -88,7 +88,7 @@ def export(
     try:
         with temporary_names.beside(output.absolute()) as partial:
             write(partial, _tar(index, sources))
-            _flush(partial)
+            atomic_write.sync(partial)
             partial.rename(output)
     except (OSError, ToolError) as error:
         why = error.message if isinstance(error, ToolError) else error.strerror or error
@@ -286,11 +286,3 @@ def _entry(name: str, size: int, mode: int) -> Iterator[bytes]:
 
 def _padding(size: int) -> bytes:
     return bytes(-size % _BLOCK)
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

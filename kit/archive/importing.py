@@ -10,7 +10,6 @@ import contextlib
 import gzip
 import hashlib
 import json
-import os
 import shutil
 import tarfile
 import zlib
@@ -26,7 +25,7 @@ from kit import shell
 from kit.archive import archive_format
 from kit.archive.archive_format import ArchiveIndex, ArchiveMember
 from kit.errors import KitError, LockError, RunError, ToolError
-from kit.files import untrusted_files
+from kit.files import atomic_write, untrusted_files
 from kit.hosts import whole_folder
 from kit.images import store as images
 from kit.record import manifest
@@ -232,7 +231,7 @@ def _publish(
             raise LockError(f"{file}: no lock of the run names the image {name!r}")
         if not images.path(image_store, sha256).is_file():
             unpacked = image_folder / f"{sha256}.sqsh"
-            _flush(unpacked)
+            atomic_write.sync(unpacked)
             images.publish(image_store, unpacked, sha256, {"name": locks[sha256].name, "source": "import of a run"})
 
 
@@ -317,11 +316,3 @@ def _ends_early() -> Iterator[None]:
 
 def _damaged(file: Path, error: Exception) -> KitError:
     return RunError(f"{file}: damaged or cut off: {str(error)[:200] or type(error).__name__}", hint="copy it again")
-
-
-def _flush(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -90,6 +90,7 @@ def _serve(tool: str, run: str | None, name: str | None, local: int | None, *, p
 def _forward(run: Status, node: JobNode, number: int, local: int, *, sure: bool, path: str) -> None:
     """Forward a port, with messages. sure: only this port of this machine may be used."""
     from kit.errors import UsageError
+    from kit.loopback_owner import listening
     from kit.sessions import port_forward
 
     def active() -> bool:
@@ -99,11 +100,11 @@ def _forward(run: Status, node: JobNode, number: int, local: int, *, sure: bool,
 
     with contextlib.ExitStack() as held:
         try:
-            opened = held.enter_context(port_forward.listening(local))
+            opened = held.enter_context(listening("--local", local))
         except UsageError:
             if sure:
                 raise
-            opened = held.enter_context(port_forward.listening(0))
+            opened = held.enter_context(listening("--local", 0))
         here = opened.getsockname()[1]
         print(f"port {number} of {node.name}, for run {run.run_dir.name}; Ctrl-C ends it", file=sys.stderr)
         print(f"http://127.0.0.1:{here}{path}", flush=True)

@@ -103,14 +103,10 @@ def _prepared(run: str, cluster: str | None, overrides: list[str], *, from_step:
     """The run that would be submitted. Prints what differs from the earlier one."""
     from kit.cli.runs import folders
     from kit.cli.submit_messages import show_arguments, show_warnings
-    from kit.hosts import clusters
     from kit.record import find_runs
     from kit.submission.rerun import differences, prepare_rerun
 
     run_dir = find_runs.find_one(run, folders(None, run))
-    if from_step is not None:
-        clusters.require_here(run_dir, "'kit rerun --from-step', whose checkpoints are there,")
-    clusters.fetch_whole(run_dir)
     made = prepare_rerun(run_dir, cluster=cluster, overrides=overrides, from_step=from_step, live=live)
     show_arguments([made])
     show_warnings([made])

@@ -43,6 +43,7 @@ def serve(
     except ImportError as error:
         hint = "pip install 'slurm-kit[serve]'"
         raise ToolError(f"kit serve needs {error.name}, which is not installed", hint=hint) from None
+    from kit.loopback_owner import listening
     from kit.serve import listen
     from kit.serve.access import new_token
     from kit.serve.app import app
@@ -51,7 +52,8 @@ def serve(
     token = new_token()
     board = Board(lambda: folders(runs_dir), catch_up.queue())
     served, hub = app(board, token=token, script=vega_library.script(), may_control=control)
-    with listen.on_path(path) if path else listen.on_port(port) as opened, contextlib.suppress(KeyboardInterrupt):
+    place = listen.on_path(path) if path else listening("--port", port)
+    with place as opened, contextlib.suppress(KeyboardInterrupt):
         _say(opened, token)
         listen.serve(served, hub, opened)
 

@@ -7,6 +7,15 @@ import os
 from pathlib import Path
 
 
+def sync(path: Path) -> None:
+    """fsync(2) of a file or a folder."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def write(path: Path, text: str, *, durable: bool = True, mode: int = 0o644) -> None:
     """Write a temporary file, then rename it. durable: sync it to disk before the rename, so that a power cut leaves the old or the
     new text.

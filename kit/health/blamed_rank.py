@@ -26,7 +26,6 @@ _ABORTED = {134, 139}
 _ABORT_MESSAGE = re.compile(r"^terminate called without|^ *what\(\): |Assertion .* failed")
 # Rules of ranks that waited for others until a time-out.
 _TIME_OUTS = {"nccl-timeout", "collective-timeout"}
-_FAILED_SOME = "it ended with exit code {code}"
 _EXCEPTION = Rule(
     id="exception",
     verdict="fix the code",

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 _known: dict[str, SshHost | None] = {}
 
 
-def find_host(name: str, *, project: Path | None = None) -> Host:
+def find_host(name: str) -> Host:
     """The host of the cluster of this name: this machine, if its file says nothing of ssh or cannot be read."""
-    return find_ssh_host(name, project=project) or LocalHost(name=name, project=project)
+    return find_ssh_host(name) or LocalHost(name=name)
 
 
 def host_for(name: str, rules: Cluster, *, project: Path) -> Host:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from kit import shell
 from kit.errors import SlurmError
-from kit.hosts import interrupted_submits, remote_snapshots, ssh_submit
+from kit.hosts import remote_snapshots, ssh_submit
 from kit.hosts.host import EndedRun, Inputs, JobToEnd, NewArrays, NewRun, UserFacts
 from kit.hosts.login_node import LoginNode
 from kit.record import run_facts
@@ -82,7 +82,7 @@ class SshHost(LoginNode):
     def settle(self) -> None:
         """Record the jobs of interrupted submits, which the last answer names by their batch scripts."""
         if self.asked is not None:
-            interrupted_submits.settle(self, self.asked)
+            ssh_submit.settle(self, self.asked)
 
     def queue(self) -> Mapping[JobId, QueuedJob] | None:
         """Slurm's queue from the last update of the mirror. If that is old, both are fetched."""

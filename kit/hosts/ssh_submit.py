@@ -17,10 +17,12 @@ from kit.hosts.host import EndedRun, Inputs, NewArrays, NewRun
 from kit.hosts.login_node import LoginNode
 from kit.hosts.remote_send import Errand
 from kit.images import image_lock
-from kit.record import secret
+from kit.record import index, secret
 from kit.record.manifest import Manifest
+from kit.record.unmade_points import POINTS
 from kit.schema.run_paths import RunPaths
 from kit.slurm import client
+from kit.ssh.run_folder_mirror import ClusterAnswer
 
 
 def send_inputs(host: LoginNode, inputs: Inputs) -> None:
@@ -112,3 +114,23 @@ def submit_again(host: LoginNode, run: EndedRun) -> Manifest:
     # The relay takes its token from the file of secrets that came with the run.
     run.start_relay()
     return record
+
+
+def settle(host: LoginNode, asked: ClusterAnswer) -> None:
+    """Record the jobs of interrupted submits that Slurm had accepted, by their batch scripts. asked: the host's last answer."""
+    runs = asked.there.runs
+    unknown = [path for path, one in index.runs(host.mirror.runs) if one.slurm_id is None and not one.problem]
+    cut = {path.name for path in unknown if f"{runs}/{path.name}/batch.sh" in asked.keys}
+    sweeps = {path.parent.parent.name for path in unknown if path.parent.name == POINTS}
+    for script in asked.keys if sweeps else ():
+        folder, _, name = script.removeprefix(f"{runs}/").partition("/arrays/")
+        if folder in sweeps and name.partition("/")[0].isdecimal():
+            cut.add(f"{folder}/{name.partition('/')[0]}")
+    for name in sorted(cut):
+        folder, _, array = name.partition("/")
+        script = f"{runs}/{folder}/arrays/{array}/batch.sh" if array else f"{runs}/{folder}/batch.sh"
+        argv = ("sbatch", "--parsable", script)
+        errand = remote_send.array_errand(folder, int(array), argv) if array else remote_send.run_errand(folder, argv)
+        remote_send.ask(host, errand)
+    if cut:
+        host.mirror.refresh(host.connection, host.rules)

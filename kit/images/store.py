@@ -20,7 +20,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from kit.errors import ImageError
-from kit.files import cross_host_lock, own_folders, temporary_names, untrusted_files
+from kit.files import atomic_write, cross_host_lock, own_folders, temporary_names, untrusted_files
 from kit.files.owning_process import Owner
 from kit.images import block_list
 from kit.schema.image import ImageLock
@@ -160,7 +160,7 @@ def publish(store: Path, finished: Path, sha256: str, facts: Mapping[str, object
             f"{target} belongs to {owner}, and you may not replace it: {error.strerror}",
             hint=f"let root remove {target}",
         ) from None
-    _sync(target.parent)
+    atomic_write.sync(target.parent)
     return target
 
 
@@ -180,7 +180,7 @@ def register(store: Path, lock_file: Path) -> None:
 def settle(file: Path) -> str:
     """Write a finished file to disk (fsync) while hashing it; return its sha256, in hex."""
     with ThreadPoolExecutor(max_workers=1) as pool:
-        synced = pool.submit(_sync, file)
+        synced = pool.submit(atomic_write.sync, file)
         digest = digest_of(file)
         synced.result()
     return digest
@@ -208,12 +208,3 @@ def _chmod(place: Path, mode: int) -> None:
     except OSError as error:
         if error.errno not in _NO_MODES:
             raise
-
-
-def _sync(place: Path) -> None:
-    """fsync(2) of a file or a folder."""
-    handle = os.open(place, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

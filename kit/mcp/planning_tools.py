@@ -9,7 +9,6 @@ from typing import Any
 from kit import api
 from kit.answers import planned_job
 from kit.errors import ConfigError, Fault, KitError, PlanChangedError, UnconfirmedError
-from kit.hosts import clusters
 from kit.mcp import as_data, cost, find_own, spending
 from kit.mcp import limits as limiting
 from kit.mcp.limits import Limits
@@ -36,9 +35,6 @@ def rerun(
     """Plan a repetition of a run of this user's."""
     limits = session.limits_to_write()
     run_dir = find_own.find_run(run, to="repeat it")
-    if from_step is not None:
-        clusters.require_here(run_dir, "a rerun from a checkpoint")
-    clusters.fetch_whole(run_dir)
 
     def planned() -> Prepared:
         return repeating.prepare_rerun(run_dir, cluster=cluster, overrides=overrides, from_step=from_step)

@@ -12,27 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from kit.errors import UsageError
-from kit.loopback_owner import OwnSocket
 from kit.serve.page_changes import MOST_READERS, Hub
-
-
-@contextlib.contextmanager
-def on_port(port: int) -> Iterator[socket.socket]:
-    """A socket on 127.0.0.1 that only its own user reaches. port: 0 for any free one.
-
-    UsageError if another program uses the port.
-    """
-    with OwnSocket(socket.AF_INET, socket.SOCK_STREAM) as opened:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            opened.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise UsageError(
-                f"--port {port}: {error.strerror}", hint="leave --port out: any free one is taken"
-            ) from None
-        # Whoever is told the URL may ask before the server runs.
-        opened.listen()
-        yield opened
 
 
 @contextlib.contextmanager

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from kit import shell
-from kit.errors import ToolError, UsageError
-from kit.loopback_owner import OwnSocket
+from kit.errors import ToolError
 from kit.schema.run_paths import RunPaths
 from kit.sessions.node_steps import JobNode
 
@@ -30,24 +29,6 @@ _ASK_S = 15.0
 _STARTS_S = 120.0
 # Ports for servers that the kit starts itself, below the kernel's ephemeral ports: ip(7).
 _PORTS = range(20000, 32000)
-
-
-@contextlib.contextmanager
-def listening(port: int) -> Iterator[socket.socket]:
-    """A socket on 127.0.0.1 of this machine that only its own user reaches. port: 0 for any free one.
-
-    UsageError if another program uses the port.
-    """
-    with OwnSocket(socket.AF_INET, socket.SOCK_STREAM) as opened:
-        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            opened.bind(("127.0.0.1", port))
-        except OSError as error:
-            raise UsageError(
-                f"port {port} of this machine: {error.strerror}", hint="--local 0 takes any free one"
-            ) from None
-        opened.listen()
-        yield opened
 
 
 def forward(opened: socket.socket, node: JobNode, port: int, *, active: Callable[[], bool]) -> None:

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import RunError
-from kit.files import own_folders, untrusted_files
+from kit.files import atomic_write, own_folders, untrusted_files
 from kit.snapshots import tree_listing
 from kit.snapshots.scan import Scan, index_name, index_text
 from kit.snapshots.tree_listing import ListedFile, Listing
@@ -312,11 +312,7 @@ def _write_whole(path: Path, content: bytes) -> None:
 def _flush(folder: Path) -> None:
     """Bring the listing to disk before the tree gets its name. Files are not flushed: each run checks them against the listing."""
     for path in (folder / "listing", folder):
-        handle = os.open(path, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        atomic_write.sync(path)
 
 
 def _age(path: Path) -> float:

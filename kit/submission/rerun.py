@@ -10,6 +10,7 @@ from typing import Any
 
 from kit.errors import LockError, RunError
 from kit.files import untrusted_files
+from kit.hosts import clusters
 from kit.schema.world_size_text import sizes_text
 from kit.submission import prepare_run
 from kit.submission import recorded_inputs as reading
@@ -30,11 +31,15 @@ def prepare_rerun(
     live: bool = False,
     now: datetime | None = None,
 ) -> Prepared:
-    """Plan a run that repeats `run_dir`; nothing is written. `submit.submit` submits it.
+    """Plan a run that repeats `run_dir`, whose files are fetched if it is on a cluster over ssh. `submit.submit` submits it.
 
     cluster: another one. overrides: keys to change, in the form of `--set`. from_step: begin at that checkpoint of the run. live:
-    use the job's folder as it is now. RunError and LockError, with the exact reason, if something of the run is missing.
+    use the job's folder as it is now. RunError and LockError, with the exact reason, if something of the run is missing. UsageError
+    for a checkpoint that is on a cluster over ssh.
     """
+    if from_step is not None:
+        clusters.require_here(run_dir, "a rerun from a checkpoint")
+    clusters.fetch_whole(run_dir)
     earlier = reading.read_inputs(run_dir, live=live, from_step=from_step)
     return prepare_earlier(earlier, cluster=cluster, overrides=overrides, now=now)
 

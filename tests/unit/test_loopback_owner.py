@@ -12,9 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from kit import shell
-from kit.loopback_owner import OwnSocket, user_of
-from kit.serve import listen
-from kit.sessions import port_forward
+from kit.errors import UsageError
+from kit.loopback_owner import OwnSocket, listening, user_of
 
 NOBODY = 65534
 # Opens so many connections, says nothing, and prints when all of them have been closed.
@@ -43,7 +42,7 @@ def stranger(port: int, connections: int) -> subprocess.Popen[str]:
 
 @pytest.fixture
 def opened() -> Iterator[socket.socket]:
-    with listen.on_port(0) as found:
+    with listening("--port", 0) as found:
         yield found
 
 
@@ -56,8 +55,16 @@ def test_the_owner_of_a_connection_is_known(opened: socket.socket) -> None:
 
 
 def test_c18_kit_port_and_kit_serve_listen_for_their_owner() -> None:
-    with listen.on_port(0) as serves, port_forward.listening(0) as forwards:
+    with listening("--port", 0) as serves, listening("--local", 0) as forwards:
         assert [type(one) for one in (serves, forwards)] == [OwnSocket, OwnSocket]
+
+
+def test_a_port_in_use_is_named_with_its_option(opened: socket.socket) -> None:
+    port = opened.getsockname()[1]
+    with pytest.raises(UsageError) as error, listening("--local", port):
+        pass
+    assert error.value.message == f"--local {port}: Address already in use"
+    assert error.value.hint == "--local 0 takes any free port"
 
 
 def test_c18_a_connection_of_another_user_is_closed(opened: socket.socket) -> None:
