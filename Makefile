@@ -87,7 +87,7 @@ slow: setup ## the tests that take more than a minute each: rebuilds from nothin
 hostile: setup ## 10,000 hostile inputs: job files, expressions, run folders, logs, archives, OCI layouts
 	@KIT_HOSTILE_CASES=10000 $(PY) -m pytest -s --timeout 3000 tests/hostile $(ARGS)
 
-mutants: setup ## small faults in ten central files, and which of them the tests pass with (FILES=…, ARGS="--most 0 --minutes 30")
+mutants: setup ## small faults in eleven central files, and which of them the tests pass with (FILES=…, ARGS="--most 0 --minutes 30")
 	@$(PY) scripts/mutants.py $(FILES) $(ARGS)
 
 # Checks that only read the scripts; those that run them are in `make test`, which has these, too: `SCRIPT_CHECKS=` leaves them to it.

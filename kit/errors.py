@@ -9,7 +9,7 @@
     ├── ImageError           5   build, squash, lock, store
     │   ├── EngineError      5   no container engine answers
     │   └── LockError        5   the image file is missing or is not the locked one
-    │       └── LostBaseError 5  the base of the lock is no longer to be had
+    │       └── LostBaseError 5  the base of the lock does not exist any more
     ├── SlurmError           6   sbatch, squeue, the embedded cluster
     │   ├── JobRefusedError  6   sbatch does not take the job
     │   ├── UnconfirmedError 6   whether Slurm has taken a job is not known
@@ -123,7 +123,7 @@ class LockError(ImageError):
 
 
 class LostBaseError(LockError):
-    """The base of the lock of `image` is no longer to be had. A build with a new lock takes the base of today."""
+    """The base of the lock of `image` does not exist any more. A build with a new lock takes the base of today."""
 
     def __init__(self, image: str, problem: str, *, hint: str) -> None:
         super().__init__(f"image {image}: {problem}", hint=hint)

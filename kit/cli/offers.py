@@ -116,7 +116,7 @@ def _build_or_relock(order: BuildOrder) -> None:
 
 
 def _agreed_to_relock(error: LostBaseError, project: Path) -> bool:
-    """Whether the user takes other bytes than the lock's. `--yes` does not say so, and neither does an empty answer."""
+    """Whether the user takes other bytes than the lock's. Neither `--yes` nor an empty answer agrees."""
     from kit import data_folders
     from kit.images import image_lock
 

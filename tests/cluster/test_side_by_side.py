@@ -122,7 +122,7 @@ def compared(env: Mapping[str, str], *without: str) -> dict[str, str]:
 
 
 def of_the_login(site: Lab) -> set[str]:
-    """Names that only a login shell sets: sbatch reads them for --export=ALL,NAME=VALUE, and `kit migrate` says so."""
+    """Names that only a login shell sets: sbatch reads them for --export=ALL,NAME=VALUE, which `kit migrate` reports."""
     text = shell.run(["bash", "-lc", "env -0"], env={"HOME": str(Path.home())}).stdout
     # su adds the two names.
     return {"LOGNAME", "MAIL", *(entry.partition("=")[0] for entry in text.split("\0") if entry)} - set(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from kit.frameworks import program_releases, rl, titan_words, torchtitan
 from kit.migrate import write_job as write_migrated
 from kit.planning.plain_file import plain_script
 from kit.planning.plan import plan
-from kit.planning.plan_inputs import Site
+from kit.planning.plan_inputs import Site, Snapshot
 from kit.record import secret
 from kit.schema.checkpoint_and_tracking import Checkpoint
 from kit.schema.launcher import Launcher
@@ -393,6 +393,10 @@ def _planning() -> list[Rule]:
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "#SBATCH --nodes={{ nodez }}\n"}),
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "{% if %}\n"}),
         _job("ddp", '[slurm]\ntemplate = "x.j2"', nodes=0, files={"x.j2": "{{ 1 / 0 }}\n"}),
+        Rule(
+            text="# a changed copy of an older template of the kit, which leaves out lib/workspace.sh",
+            run=_without_copy,
+        ),
         _job("ddp", 'args = ["--batch-size", "4096"]', nodes=1024, gpus=4),
         _job("deepspeed", "[checkpoint]\nmemory_every = 10\n[retry]\nin_allocation = 1", nodes=0),
         _job("srun", 'command = ["python3", "-m", "torch.distributed.run", "--nproc_per_node", "2", "p.py"]'),
@@ -446,6 +450,14 @@ def _alone(launcher: str, text: str) -> Rule:
         return plain_script(plan(resolved, lock, make_site()).decisions)
 
     return Rule(text=f"# kit render --plain\n{whole}", run=run)
+
+
+def _without_copy(folder: Path) -> object:
+    """A run of a workspace, whose batch script records itself and does not copy the job's folder."""
+    job = write_job(folder, HEAD.format(launcher="ddp") + '[slurm]\ntemplate = "own.sh"\n')
+    _write(folder, {"own.sh": "#!/bin/bash\n#SBATCH --nodes=1\nsource lib/retry.sh\n"})
+    site = replace(make_site(), snapshot=Snapshot(folder=Path("/shared/runs/.snapshots-0/x"), tree="x"))
+    return plan(config.load_job(job, cluster="local"), make_lock(), site)
 
 
 def _pinned(folder: Path, *, lock: bool) -> object:
