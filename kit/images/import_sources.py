@@ -129,7 +129,7 @@ def _from_registry(
     wanted: image_reference.Reference, work: Path, report: ProgressReporter, choice: oci.Choice
 ) -> ImageSource:
     try:
-        remote = registry.describe(wanted, choice)
+        remote = registry.describe(wanted, choice, say=report.line)
     except registry_client.CannotAskError as error:
         report.line(f"{error.message}; asking in another way")
         return _by_another_tool(wanted, work, report, choice)

@@ -26,10 +26,14 @@ _MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 
 @dataclass(kw_only=True)
 class Faults:
-    """What the proxy does to blobs. cuts: after how many bytes each of the next answers ends. spoil: change a byte of each."""
+    """What the proxy does to blobs. cuts: after how many bytes each of the next answers ends. spoil: change a byte of each.
+
+    limited: how many of the next requests, of any kind, are refused for a second.
+    """
 
     cuts: list[int] = field(default_factory=list)
     spoil: bool = False
+    limited: int = 0
     ranges: bool = True
     delay_s: float = 0.0
     asked: list[tuple[str, str]] = field(default_factory=list)  # digest, Range
@@ -47,6 +51,14 @@ class _Proxy(http.server.BaseHTTPRequestHandler):
     upstream, faults = "", Faults()
 
     def do_GET(self) -> None:
+        with self.faults.lock:
+            self.faults.limited, refused = max(self.faults.limited - 1, 0), self.faults.limited > 0
+        if refused:
+            self.send_response(429)
+            self.send_header("Retry-After", "1")
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+            return
         headers = {key: self.headers[key] for key in ("Accept", "Range") if key in self.headers}
         if not self.faults.ranges:
             headers.pop("Range", None)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -111,6 +112,28 @@ def test_a_line_that_stays_cut_leaves_what_came_for_the_next_time(faults: tuple[
     take(place, tmp_path)
     assert len([part for _, part in proxied.asked if part]) == 1
     assert len(cached()) == 4
+
+
+def test_a_registry_that_limits_requests_is_asked_again(
+    faults: tuple[str, Faults], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """First for the manifests, then for the layers."""
+    place, proxied = faults
+    proxied.limited = 2
+    made = take(place, tmp_path)
+    assert (made.built, proxied.limited) == (True, 0)
+    for one in layer_cache.folder().iterdir():
+        one.unlink()
+    fetch, proxied.asked = layer_cache.fetch, []
+
+    def limit_first(*args: Any, **options: Any) -> None:
+        proxied.limited = 3
+        fetch(*args, **options)
+
+    monkeypatch.setattr(layer_cache, "fetch", limit_first)
+    again = take(place, tmp_path, name="again")
+    assert (again.lock.sha256, proxied.limited) == (made.lock.sha256, 0)
+    assert [len(proxied.of(one)) for one in LAYERS[:4]] == [1, 1, 1, 1]
 
 
 def test_wrong_bytes_are_fetched_by_nobody(faults: tuple[str, Faults], tmp_path: Path) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import base64
 import contextlib
 import gzip
+import hashlib
 import json
 import threading
+import time
 import tracemalloc
 import zlib
 from collections.abc import Callable, Iterator
+from email.utils import formatdate
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from kit.errors import ImageError, ToolError
-from kit.images.sources import image_reference
+from kit.images.sources import image_reference, layer_cache, registry_client
 from kit.images.sources.registry_client import CannotAskError, Client
 from kit.schema.cluster import SshRules
 from kit.shell import Exchanged
@@ -225,3 +229,89 @@ def test_a_login_node_cannot_fill_the_memory() -> None:
     for cut in (0, 5, 20, -1):
         with pytest.raises((EOFError, zlib.error)):
             connection._unpacked(gzip.compress(text)[:cut])
+
+
+def limited(times: int, then: Answer, wait: str, code: int = 429) -> Answer:
+    """Refuses some requests for now."""
+    left = [says(code, Retry_After=wait)] * times
+
+    def answer(handler: BaseHTTPRequestHandler) -> None:
+        (left.pop() if left else then)(handler)
+
+    return answer
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    found: list[float] = []
+    monkeypatch.setattr(registry_client, "time", SimpleNamespace(sleep=found.append, time=time.time))
+    return found
+
+
+@pytest.mark.parametrize("code", [429, 503])
+def test_a_limit_is_waited_for(serve: Serve, waits: list[float], code: int) -> None:
+    registry = serve("127.0.0.1", limited(2, says(200, b"{}", Docker_Content_Digest=BLOB), "7", code))
+    told: list[str] = []
+    one = Client(image_reference.parse(f"{registry.host}/a/b:latest"), say=told.append)
+    assert one.resolve() == BLOB
+    assert (waits, len(registry.seen)) == ([7.0, 7.0], 3)
+    assert told == [f"{registry.host}/a/b:latest: the registry limits requests; asking again in 7 s"] * 2
+
+
+def test_a_limit_until_a_date(serve: Serve, client: Of, waits: list[float]) -> None:
+    registry = serve("127.0.0.1", limited(1, says(200, b"{}"), formatdate(time.time() + 90, usegmt=True)))
+    client(registry).resolve()
+    (wait,) = waits
+    assert 1 <= wait <= 90
+
+
+@pytest.mark.parametrize("wait", ["3600", "99999999999999", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_limit_of_hours_is_not_waited_for(serve: Serve, client: Of, waits: list[float], wait: str) -> None:
+    registry = serve("127.0.0.1", says(429, Retry_After=wait))
+    with pytest.raises(ImageError, match=r"429 Too Many Requests, wait \d+ s") as caught:
+        client(registry).resolve()
+    assert "docker login" in caught.value.hint
+    assert (waits, len(registry.seen)) == ([], 1)
+
+
+@pytest.mark.parametrize("wait", ["", "soon", "-3", "1e9"])
+def test_a_limit_without_a_time(serve: Serve, client: Of, waits: list[float], wait: str) -> None:
+    registry = serve("127.0.0.1", says(429, Retry_After=wait))
+    with pytest.raises(ImageError, match="429 Too Many Requests"):
+        client(registry).resolve()
+    assert (waits, len(registry.seen)) == ([], 1)
+
+
+def test_a_registry_that_limits_for_ever_is_left_after_minutes(serve: Serve, client: Of, waits: list[float]) -> None:
+    registry = serve("127.0.0.1", says(503, Retry_After="100"))
+    with pytest.raises(ImageError, match="503 Service Unavailable, wait 100 s"):
+        client(registry).resolve()
+    assert waits == [100.0] * 3
+
+
+def test_a_layer_is_fetched_after_the_time_that_the_registry_names(
+    serve: Serve, client: Of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    content = b"layer"
+    digest = f"sha256:{hashlib.sha256(content).hexdigest()}"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    waited: list[float | None] = []
+
+    class Impatient(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            waited.append(timeout)
+            return False
+
+    monkeypatch.setattr(layer_cache, "threading", SimpleNamespace(Event=Impatient, Lock=threading.Lock))
+    registry = serve("127.0.0.1", limited(2, says(200, content), "40"))
+    layer_cache.fetch(client(registry), {digest: len(content)}, lambda _: None, name="b")
+    assert layer_cache.path(digest).read_bytes() == content
+    assert waited == [40.0, 40.0]
+    with pytest.raises(
+        ImageError, match=r"does not give the layer .* now: 429 Too Many Requests, wait 7200 s"
+    ) as caught:
+        other = f"sha256:{'1' * 64}"
+        layer_cache.fetch(
+            client(serve("127.0.0.1", says(429, Retry_After="7200"))), {other: 5}, lambda _: None, name="b"
+        )
+    assert "docker login" in caught.value.hint

@@ -21,8 +21,9 @@ import platformdirs
 from kit.errors import ImageError, UsageError
 from kit.files import cross_host_lock
 from kit.images.sources import layer_bytes
+from kit.images.sources.engine_hints import registry_hint
 from kit.images.sources.layer_bytes import Blob
-from kit.images.sources.registry_client import BrokenOffError
+from kit.images.sources.registry_client import LONGEST_WAIT_S, BrokenOffError
 
 _PARALLEL_DOWNLOADS = 4  # layers; skopeo takes 6, the engine 3
 _TRIES = 6  # consecutive tries without new bytes: half a minute without a connection
@@ -177,12 +178,15 @@ class _Fetching:
                 except BrokenOffError as error:
                     tries = 0 if layer.size > furthest else tries + 1
                     furthest = max(furthest, layer.size)
+                    if error.wait_s > LONGEST_WAIT_S:
+                        problem = f"{self._name}: the registry does not give the layer {digest} now: {error}"
+                        raise ImageError(problem, hint=registry_hint(str(error))) from None
                     if tries == _TRIES:
                         raise ImageError(
                             f"{self._name}: the connection broke off {tries} times in the layer {digest}: {error}",
                             hint="run it again: the bytes received so far are kept",
                         ) from None
-                    self.ended.wait(_FIRST_WAIT_S * 2**tries)
+                    self.ended.wait(max(_FIRST_WAIT_S * 2**tries, error.wait_s))
             return self.ended.is_set() or layer.whole
 
     def _read_into(self, layer: _PartialLayer, digest: str) -> None:

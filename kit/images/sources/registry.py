@@ -47,9 +47,9 @@ class Remote:
             client.close()
 
 
-def describe(reference: Reference, choice: oci.Choice) -> Remote:
+def describe(reference: Reference, choice: oci.Choice, *, say: Callable[[str], None] = lambda _: None) -> Remote:
     """The image by digest. CannotAskError if another tool may succeed; ImageError with a hint for all other errors."""
-    client = Client(reference)
+    client = Client(reference, say=say)
     try:
         resolved = replace(reference, digest=client.resolve())
         return Remote(reference=resolved, image=oci.read_blobs(_RemoteLayout(client, resolved), choice, resolved.plain))

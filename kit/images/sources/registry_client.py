@@ -12,7 +12,9 @@ import json
 import re
 import socket
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urljoin, urlsplit
 
@@ -37,6 +39,8 @@ _TIMEOUT_S = (10, 60)  # to connect; without receiving a byte
 _LONGEST_JSON, _LONGEST_ERROR = 32 << 20, 1 << 16
 _LONGEST_S = 300.0  # for an answer that is read whole
 _MOST_REDIRECTS = 5
+# Seconds. A registry whose limit lasts longer is not waited for: Docker Hub's counts pulls of six hours.
+LONGEST_WAIT_S = 300.0
 _CHUNK = 1 << 16  # if the connection ends, the incomplete chunk is lost
 _CHALLENGE = re.compile(r'(\w+)="([^"]*)"')
 # The token of RFC 6750, and no longer than a server takes in a header.
@@ -49,14 +53,22 @@ class CannotAskError(ImageError):
 
 
 class BrokenOffError(Exception):
-    """The connection ended before the blob did."""
+    """The connection ended before the blob did. wait_s: seconds that the registry asks to wait; 0 if it does not ask."""
+
+    def __init__(self, message: str, *, wait_s: float = 0.0) -> None:
+        super().__init__(message)
+        self.wait_s = wait_s
 
 
 class Client:
-    """A repository. Several threads may call its methods. ImageError gives the registry's message and a hint."""
+    """A repository. Several threads may call its methods. ImageError gives the registry's message and a hint.
 
-    def __init__(self, reference: Reference) -> None:
-        self._reference = reference
+    A registry that limits requests (429 or 503 with Retry-After, RFC 9110) is asked again after the time that it names, up to five
+    minutes for one answer; `say` reports that. For a blob, the caller waits (BrokenOffError).
+    """
+
+    def __init__(self, reference: Reference, *, say: Callable[[str], None] = lambda _: None) -> None:
+        self._reference, self._say = reference, say
         self._session = _session()
         self._session.trust_env = True  # proxies and certificates of the environment
         self._session.auth = _NoNetrc()
@@ -101,7 +113,7 @@ class Client:
                 yield from self.blob(digest, 0)
                 return
             if not answer.ok:
-                raise BrokenOffError(f"{answer.status_code} {answer.reason}")
+                raise BrokenOffError(_status_of(answer), wait_s=_asked_wait_s(answer))
             place = start if answer.status_code == 206 else 0
             try:
                 for chunk in _as_sent(answer):
@@ -115,7 +127,14 @@ class Client:
         self, path: str, headers: dict[str, str] | None = None, *, unless: tuple[int, ...] = ()
     ) -> Iterator[requests.Response]:
         answer = self._ask(path, headers or {})
+        waited = 0.0
         try:
+            while answer.status_code not in unless and 0 < (wait_s := _asked_wait_s(answer)) <= LONGEST_WAIT_S - waited:
+                self._say(f"{self._reference.plain}: the registry limits requests; asking again in {wait_s:.0f} s")
+                answer.close()
+                time.sleep(wait_s)
+                waited += wait_s
+                answer = self._ask(path, headers or {})
             if not answer.ok and answer.status_code not in unless:
                 raise self._refused(answer)
             yield answer
@@ -242,7 +261,7 @@ class Client:
         return (name, password or found.get("Password") or "") if found and name else None
 
     def _refused(self, answer: requests.Response) -> ImageError:
-        said = f"{answer.status_code} {answer.reason}"
+        said = _status_of(answer)
         with contextlib.suppress(ValueError, TypeError, KeyError, IndexError, AttributeError, RecursionError):
             error = json.loads(_beginning(answer))["errors"][0]
             told = f"{error.get('code', '')} {error.get('message', '')}".rstrip()
@@ -294,6 +313,24 @@ def _server(url: str) -> tuple[str, str, int | None]:
 def _is_same_server(one: str, other: str) -> bool:
     """Whether two URLs have the same scheme, host and port."""
     return _server(one) == _server(other)
+
+
+def _status_of(answer: requests.Response) -> str:
+    wait_s = _asked_wait_s(answer)
+    return f"{answer.status_code} {answer.reason}" + (f", wait {wait_s:.0f} s" if wait_s else "")
+
+
+def _asked_wait_s(answer: requests.Response) -> float:
+    """The seconds of Retry-After in a refusal for now: at least 1, and 0 without one."""
+    value = answer.headers.get("Retry-After", "").strip()
+    if answer.status_code not in (429, 503) or not value:
+        return 0.0
+    if value.isascii() and value.isdigit():
+        return max(float(value[:9]), 1.0)
+    try:
+        return max(parsedate_to_datetime(value).timestamp() - time.time(), 1.0)
+    except (ValueError, OverflowError):
+        return 0.0
 
 
 def _joined(url: str, location: str) -> str:
