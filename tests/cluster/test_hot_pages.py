@@ -46,6 +46,8 @@ def test_the_first_run_learns_what_it_reads(lab: Lab, runtime: str) -> None:
     assert 0 < hot < size / 2, (hot, size)
     assert ((runs / FOLDER).stat().st_mode & 0o777, (runs / FOLDER / digest).stat().st_mode & 0o777) == (0o700, 0o600)
     assert lab.settled(run) == []
+    assert "hot pages: " in (run / "state" / "hot-pages.log").read_text()
+    assert not [log for log in (run / "logs").rglob("*.log") if "hot pages" in log.read_text()], "what users follow"
 
 
 def test_the_list_goes_with_its_image(lab: Lab, tmp_path: Path) -> None:

@@ -55,5 +55,5 @@ hot_pages::learn() {
     trust::private_folder "${folder}" && command -v python3 >/dev/null || return 0
     hot_pages::find "${KIT_RUN_DIR%/*}" "$1" || [[ ! -e "${hot_pages_list}" ]] || return 0
     timeout --signal=KILL "${hot_pages_limit_s}" nice -n 19 python3 -E -s -S -B "${KIT_RUN_DIR}/lib/hot_pages.py" \
-        "$1" "${hot_pages_list}" "${SLURM_JOB_ID}" "$2" </dev/null >>"${KIT_RUN_DIR}/logs/hot-pages.log" 2>&1
+        "$1" "${hot_pages_list}" "${SLURM_JOB_ID}" "$2" </dev/null >>"${KIT_RUN_DIR}/state/hot-pages.log" 2>&1
 }
