@@ -200,7 +200,7 @@ def files(decisions: Decisions) -> tuple[PlanFile, ...]:
             if decisions.job.preflight.all_reduce_s
             else []
         ),
-        PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup)),
+        *([PlanFile(name="setup.sh", text="".join(f"{line}\n" for line in setup))] if setup else []),
         *(
             PlanFile(name=f"{t}-lines.sh", text="".join(f"{n}\n" for n in o.lines))
             for t, o in decisions.job.lines.items()

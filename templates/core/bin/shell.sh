@@ -13,7 +13,6 @@ KIT_RUN_DIR="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)"
 readonly KIT_RUN_DIR
 source "${KIT_RUN_DIR}/lib/log.sh"
 source "${KIT_RUN_DIR}/lib/cache_folders.sh"
-source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_RUN_DIR}/lib/tools.sh"
 # shellcheck source=/dev/null
 source "${KIT_RUN_DIR}/${2:+$2/}image-env.sh"
@@ -36,8 +35,10 @@ if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
     # shellcheck source=/dev/null
     source "${KIT_RUN_DIR}/.secrets"
 fi
-if [[ -s "${KIT_RUN_DIR}/setup.sh" ]] && ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
-    log::error "set-up ${setup_lines_said}"
+if [[ -s "${KIT_RUN_DIR}/setup.sh" ]]; then
+    # shellcheck source=/dev/null
+    source "${KIT_RUN_DIR}/lib/setup_lines.sh"
+    setup_lines::run "${KIT_RUN_DIR}/setup.sh" || log::error "set-up ${setup_lines_said}"
 fi
 cd -- "$1" || exit
 if ((${#tool[@]})); then

@@ -4,10 +4,10 @@
 
 # Seconds that the other ranks get once one has failed. srun's own --kill-on-bad-exit is faster where it sees the ranks.
 readonly failure_watch_grace=10
-# Seconds between looks at the nodes, of a job that survives the loss of one (spares, replicas). A look asks the controller once, so a job asks twice a minute, for any number of roles and
-# nodes.
-declare -A failure_watch_known=()
+# Seconds between looks at the ranks' records, and at the nodes. The nodes are looked at where the job outlives the loss of one (spares,
+# replicas). A look asks the controller once, so a job asks twice a minute, for any number of roles and nodes.
 readonly failure_watch_tick=2 failure_watch_nodes_every=30
+declare -A failure_watch_known=()
 
 failure_watch::start() {
     loops::start failure_watch failure_watch::loop "$$" "$(failures::folder '*')" "${KIT_OUTLIVES}"

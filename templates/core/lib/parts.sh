@@ -5,7 +5,7 @@
 #   listed              the nodes are listed, and nothing that takes time has begun
 #   prepare             the nodes may check themselves meanwhile
 #   begun               the nodes' addresses are known
-#   check_image         before each start of the ranks
+#   check_image         once in each start of the job, before its image comes to the nodes
 #   stage               the image comes to the nodes; before_stage, after_stage: around that
 #   check               the nodes are checked
 #   before_ranks        once, after all of these. The node checks may queue the job again; here, Slurm may be told not to
@@ -47,7 +47,9 @@ parts::source() {
 parts::call() {
     local part
     for part in "${KIT_PARTS[@]}"; do
-        ! declare -F "${part}::$1" >/dev/null || "${part}::$1" "${@:2}"
+        if declare -F "${part}::$1" >/dev/null; then
+            "${part}::$1" "${@:2}"
+        fi
     done
     return 0
 }
@@ -56,7 +58,9 @@ parts::call() {
 parts::require() {
     local part
     for part in "${KIT_PARTS[@]}"; do
-        ! declare -F "${part}::$1" >/dev/null || "${part}::$1" "${@:2}" || return $?
+        if declare -F "${part}::$1" >/dev/null; then
+            "${part}::$1" "${@:2}" || return $?
+        fi
     done
 }
 
@@ -64,7 +68,9 @@ parts::require() {
 parts::any() {
     local part
     for part in "${KIT_PARTS[@]}"; do
-        ! declare -F "${part}::$1" >/dev/null || ! "${part}::$1" "${@:2}" || return 0
+        if declare -F "${part}::$1" >/dev/null && "${part}::$1" "${@:2}"; then
+            return 0
+        fi
     done
     return 1
 }

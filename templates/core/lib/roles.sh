@@ -148,7 +148,7 @@ roles::start() {
     shift
     roles::count_start "${name}"
     failures::prepare "${name}-${roles_start[${name}]}"
-    # KIT_ATTEMPT counts for the whole job, however often this role was started. kit_rank enters its reports under it.
+    # The ranks' KIT_RESTART_COUNT is that of their role. The job's, under which kit_rank enters its reports, is their KIT_ATTEMPT.
     local -a env=("${own[@]}" "KIT_RESTART_COUNT=${roles_start[${name}]}" "KIT_ATTEMPT=${KIT_RESTART_COUNT}" "KIT_FAILURES=${failures_name}" "$@")
     if [[ -n "${of[folder]}" ]]; then
         local -n variables="KIT_ROLE_${of[variable]}"

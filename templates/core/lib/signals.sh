@@ -1,5 +1,6 @@
 # shellcheck shell=bash
-# Signals to the batch script. Slurm sends it USR1 at the lead. The ranks get the signal of KIT_LEAD_SIGNALS then: the first of these
+# Signals to the batch script. Slurm sends it USR1 at the lead: KIT_LEAD seconds before the time limit of a job that has one
+# (`#SBATCH --signal`). The ranks get the signal of KIT_LEAD_SIGNALS then: the first of these
 # for which a program has a handler. The lead signal (USR1) and a request to end (TERM: a cancel, a preemption, a node that goes down) are
 # passed to the ranks, which save and end. HUP and QUIT count as TERM. INT is the user's Ctrl-C where the script runs by hand. A
 # second INT does not wait for the ranks.

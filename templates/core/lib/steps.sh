@@ -124,7 +124,7 @@ steps::wait() {
 }
 
 # At the deadline, kills the tasks. If srun then still waits for a node that does not answer, it gets TERM 3 s after the tasks' KILL,
-# and KILL 10 s after it. An srun whose step Slurm has not made yet, for example because it waits for nodes, has no tasks: it is gone
+# and KILL 10 s after that KILL. An srun whose step Slurm has not made yet, for example because it waits for nodes, has no tasks: it is gone
 # within two seconds.
 steps::enforce_deadline() {
     local -r name="$1"

@@ -73,6 +73,7 @@ stall_watch::loop() {
         elif [[ "${furthest}" != "${before}" ]]; then
             # Some rank makes progress, so the patience starts again.
             begun=EPOCHSECONDS told=idle before="${furthest}"
+        # A program that reports nothing is not ended: its silence proves nothing.
         elif ((EPOCHSECONDS - begun >= KIT_PATIENCE)) && [[ "${KIT_ON_STALL}" != report && "${rule}" != @(stalled-silent|observed-slow) ]]; then
             stall_watch::ask_for_end
         fi

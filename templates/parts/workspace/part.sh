@@ -2,8 +2,8 @@
 # The job's folder as it was at submit: the run's own copy, which programs may change. The first start makes it, completely or not
 # at all.
 
-# Before the nodes look for the folder: an empty one, if it is not the copy of this snapshot. After a failed point of a sweep was
-# submitted again with other code, what its programs wrote is kept beside it.
+# Before nodes look for the folder (the part preflight, where the run has it): an empty one, if it is not the copy of this snapshot.
+# After a failed point of a sweep was submitted again with other code, what its programs wrote is kept beside it.
 workspace::listed() {
     local -r folder="${KIT_RUN_DIR}/workspace" mark="${KIT_RUN_DIR}/state/tree"
     local had=""

@@ -359,7 +359,8 @@ readonly -a KIT_EVIDENCE_ARGV=(
 set -uo pipefail
 
 # Slurm keeps its own copy of this script. What the script runs lies in a folder that may wait for days where others can write. So
-# the folder, and all that it has in bin/ and lib/, must be this user's, and have the digest that was written here at submit.
+# the folder, and all that it has in bin/ and lib/, must be this user's, and have the digest that was written here at submit. What
+# lies beside these two (worker.sh, program.sh, setup.sh) only this user can have changed since.
 require_own_code() {
     local others found
     cd -- "${KIT_RUN_DIR}" || exit 72
@@ -401,7 +402,9 @@ end_attempt() {
     parts::call after_attempt
 }
 
-# Decides how this start ends: changes the caller's `what` from `end`, and its `code`.
+# Decides how this start ends: changes the caller's `what` from `end`, and its `code`. In this order: a part asks for a requeue; Slurm
+# has put the job back by itself; Slurm preempted a job that may go back, and the code is of its signals, not of a `kit cancel`; ranks
+# that ended with 0 after a preemption.
 # shellcheck disable=SC2317 # called by the EXIT trap
 judge_end() {
     if parts::any wants_requeue "${code}"; then
@@ -450,7 +453,7 @@ finish() {
             parts::call closed
             ;;
     esac
-    # After the TERM of `kit cancel`, which spares the containers (signal.sh), this tells Slurm that the job was cancelled.
+    # `kit cancel` signals this script alone: scancel would end containers before their ranks have saved. Now Slurm is told of it.
     if [[ -n "${environment_batch}" && "${what}" == end && "${signals_got}" == TERM && -z "${signals_slurms_term}" ]]; then
         slurm::ask scancel "${environment_job}" 2>/dev/null
     fi
@@ -500,6 +503,7 @@ main() {
     parts::require check_image || exit $?
     events::record phase name image
     parts::require stage || exit $?
+    # The checks have run meanwhile. From here on, the job waits for them.
     events::record phase name preflight
     parts::require check || exit $?
     parts::require before_ranks || exit $?
@@ -508,9 +512,6 @@ main() {
 }
 
 main "$@"
-KIT_FILE
-    unpack 644 setup.sh <<'KIT_FILE'
-
 KIT_FILE
     unpack 755 roles/lighthouse/worker.sh <<'KIT_FILE'
 #!/bin/bash
@@ -545,7 +546,6 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/rank_variables.sh"
 source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
-source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_RUN_DIR}/lib/orphans.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
@@ -628,6 +628,8 @@ set_up() {
         source "${KIT_RUN_DIR}/.secrets"
     fi
     [[ -s "${KIT_RUN_DIR}/setup.sh" ]] || return 0
+    # shellcheck source=/dev/null
+    source "${KIT_RUN_DIR}/lib/setup_lines.sh"
     set +eu
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
         local rank
@@ -714,7 +716,6 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/rank_variables.sh"
 source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
-source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_RUN_DIR}/lib/orphans.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
@@ -797,6 +798,8 @@ set_up() {
         source "${KIT_RUN_DIR}/.secrets"
     fi
     [[ -s "${KIT_RUN_DIR}/setup.sh" ]] || return 0
+    # shellcheck source=/dev/null
+    source "${KIT_RUN_DIR}/lib/setup_lines.sh"
     set +eu
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
         local rank
@@ -965,8 +968,6 @@ KIT_FILE
     unpack 644 lib/role_policy.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/roles.sh <<'KIT_FILE'
-KIT_FILE
-    unpack 644 lib/setup_lines.sh <<'KIT_FILE'
 KIT_FILE
     unpack 644 lib/signals.sh <<'KIT_FILE'
 KIT_FILE

@@ -30,7 +30,6 @@ source "${KIT_RUN_DIR}/lib/debug.sh"
 source "${KIT_RUN_DIR}/lib/rank_variables.sh"
 source "${KIT_RUN_DIR}/lib/cache_folders.sh"
 source "${KIT_RUN_DIR}/lib/failures.sh"
-source "${KIT_RUN_DIR}/lib/setup_lines.sh"
 source "${KIT_RUN_DIR}/lib/orphans.sh"
 source "${KIT_OWN_DIR}/image-env.sh"
 # shellcheck source=/dev/null
@@ -113,6 +112,8 @@ set_up() {
         source "${KIT_RUN_DIR}/.secrets"
     fi
     [[ -s "${KIT_RUN_DIR}/setup.sh" ]] || return 0
+    # shellcheck source=/dev/null
+    source "${KIT_RUN_DIR}/lib/setup_lines.sh"
     set +eu
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
         local rank
