@@ -22,7 +22,8 @@ _FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 def open_regular(path: Path) -> io.BufferedReader:
     """Open a file for reading. It never waits for a FIFO's writer.
 
-    OSError for a FIFO, a device, a socket, a folder, and for another user's link to a file that is not his.
+    OSError for a FIFO, a device, a socket, a folder, and for another user's link to a file that is not his, unless it is a third
+    user's and all may read it.
     """
     return os.fdopen(_open(path)[0], "rb")
 
@@ -34,7 +35,9 @@ def _open(path: Path | str) -> tuple[int, int]:
     if not stat.S_ISREG(seen.st_mode):
         os.close(handle)
         raise OSError(errno.EINVAL, "not a regular file", str(path))
-    if makers and makers - {0, os.geteuid(), seen.st_uid}:
+    strangers = makers - {0, os.geteuid(), seen.st_uid}
+    # A file of a third user that all may read is no secret of the reader: a project's configuration may be such a link.
+    if strangers and (seen.st_uid == os.geteuid() or not seen.st_mode & stat.S_IROTH):
         os.close(handle)
         raise OSError(errno.EPERM, "a link of another user to a file that is not his", str(path))
     return handle, seen.st_size

@@ -111,7 +111,7 @@ def _option(shown: str, places: Places, job: dict[str, Any], name: str, value: s
         places.key(f"{shown}: slurm.signal, which the ranks get{batch}")
     elif name == "export":
         read_export(shown, value, places, job)
-        if value.upper() != "ALL":
+        if value.upper() not in ("ALL", "NIL"):
             _login(shown, places)
     else:
         _other(shown, places, job, name, value)
@@ -134,7 +134,7 @@ def _other(shown: str, places: Places, job: dict[str, Any], name: str, value: st
 
 
 def _login(shown: str, places: Places) -> None:
-    """sbatch(1) reads the login's environment for --get-user-env, and for each --export that is not ALL alone."""
+    """sbatch(1) reads the login's environment for --get-user-env, and for each --export but ALL and NIL alone."""
     places.check(f"{shown}: the ranks get no variables of your login; name them in inherit, or read them in setup")
 
 

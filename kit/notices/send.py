@@ -105,6 +105,7 @@ def send(
             if (endpoint := _endpoint(url)) is None:
                 took[name] = "its URL is none that apprise knows"
             else:
+                _reason()  # of an earlier thread with this number
                 accepted = endpoint.notify(title=title, body=body, notify_type=kind)
                 took[name] = "" if accepted else _reason() or "it did not accept the notice"
         except Exception as error:  # noqa: BLE001

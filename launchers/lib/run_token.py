@@ -3,10 +3,10 @@
 import contextlib
 import os
 import secrets
-import time
+import tempfile
 from pathlib import Path
 
-_CHARACTERS, _WITHIN_S = 64, 30.0
+_CHARACTERS = 64
 
 
 def read_token(run_dir: Path) -> str:
@@ -16,15 +16,14 @@ def read_token(run_dir: Path) -> str:
     """
     path = run_dir / ".token"
     run_dir.mkdir(parents=True, exist_ok=True)
-    with (
-        contextlib.suppress(FileExistsError),
-        open(path, "x", encoding="ascii", opener=lambda name, flags: os.open(name, flags, 0o600)) as sink,
-    ):
-        sink.write(secrets.token_hex(_CHARACTERS // 2))
-    deadline = time.monotonic() + _WITHIN_S
-    # Another program may be about to write it.
-    while len(found := path.read_text(encoding="ascii")) != _CHARACTERS:
-        if time.monotonic() > deadline:
-            raise SystemExit(f"{path} holds no token of {_CHARACTERS} characters. Remove it, and start again.")
-        time.sleep(0.02)
+    if not path.exists():
+        # The file gets its name when it is whole: a program that is killed meanwhile leaves none that others would wait for.
+        with tempfile.NamedTemporaryFile("w", dir=run_dir, prefix=".token-", encoding="ascii") as drawn:
+            drawn.write(secrets.token_hex(_CHARACTERS // 2))
+            drawn.flush()
+            with contextlib.suppress(FileExistsError):
+                os.link(drawn.name, path)
+    found = path.read_text(encoding="ascii")
+    if len(found) != _CHARACTERS:
+        raise SystemExit(f"{path} holds no token of {_CHARACTERS} characters. Remove it, and start again.")
     return found

@@ -189,3 +189,21 @@ def fetched(run_dir: Path) -> dict[str, bytes]:
         "QUEUE": "", "WHOLE": "", "RELAY": ""}, mark="mark",
     )  # fmt: skip
     return {one.path: one.content for one in sh(text, run_dir.parent).files}
+
+
+@pytest.mark.parametrize(("mode", "owner", "refused"), [(0o644, 12345, False), (0o640, 12345, True), (0o644, 0, True)])
+def test_a_link_to_a_third_users_file_is_followed_if_all_may_read_it(
+    tmp_path: Path, mode: int, owner: int, *, refused: bool
+) -> None:
+    """A project's cluster file may be a link that a colleague made, to a file of whoever looks after the cluster."""
+    file, link = tmp_path / "pod.toml", tmp_path / "link.toml"
+    file.write_text("x = 1\n")
+    file.chmod(mode)
+    os.chown(file, owner, owner)
+    link.symlink_to(file)
+    os.chown(link, NOBODY, NOBODY, follow_symlinks=False)
+    if refused:
+        with pytest.raises(OSError, match="a link of another user"):
+            untrusted_files.read_bytes(link)
+    else:
+        assert untrusted_files.read_bytes(link) == b"x = 1\n"

@@ -307,6 +307,13 @@ def test_a_layer_is_fetched_after_the_time_that_the_registry_names(
     layer_cache.fetch(client(registry), {digest: len(content)}, lambda _: None, name="b")
     assert layer_cache.path(digest).read_bytes() == content
     assert waited == [40.0, 40.0]
+    waited.clear()
+    again = f"sha256:{'2' * 64}"
+    with pytest.raises(ImageError, match=r"does not give the layer .* now: 429 Too Many Requests, wait 110 s"):
+        layer_cache.fetch(
+            client(serve("127.0.0.1", says(429, Retry_After="110"))), {again: 5}, lambda _: None, name="b"
+        )
+    assert waited == [110.0, 110.0], "five minutes in all"
     with pytest.raises(
         ImageError, match=r"does not give the layer .* now: 429 Too Many Requests, wait 7200 s"
     ) as caught:

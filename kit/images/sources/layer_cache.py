@@ -170,15 +170,18 @@ class _Fetching:
         """Download a layer into `partial`. Return whether it has its digest; also true when the download was told to end."""
         with _PartialLayer(partial, digest) as layer:
             self._report_bytes(layer.size)
-            furthest, tries = layer.size, 0
+            furthest, tries, waited = layer.size, 0, 0.0
             while not (layer.whole or self.ended.is_set()):
                 try:
                     self._read_into(layer, digest)
                     break
                 except BrokenOffError as error:
-                    tries = 0 if layer.size > furthest else tries + 1
-                    furthest = max(furthest, layer.size)
-                    if error.wait_s > LONGEST_WAIT_S:
+                    if layer.size > furthest:
+                        tries, waited = 0, 0.0
+                    else:
+                        tries += 1
+                    furthest, waited = max(furthest, layer.size), waited + error.wait_s
+                    if waited > LONGEST_WAIT_S or (error.wait_s and tries == _TRIES):
                         problem = f"{self._name}: the registry does not give the layer {digest} now: {error}"
                         raise ImageError(problem, hint=registry_hint(str(error))) from None
                     if tries == _TRIES:
