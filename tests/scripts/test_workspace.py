@@ -200,3 +200,12 @@ def test_c11_a_store_that_others_may_write_is_not_copied(taken: Taken) -> None:
     assert "is where others may have put files" in said[0]
     # A file of the user's own, where a colleague's link in such a store leads, keeps its text.
     assert not (tree / "damaged").exists()
+
+
+def test_a_copy_that_a_signal_ended_says_nothing_of_the_snapshot(taken: Taken) -> None:
+    tree = taken.put()
+    taken.lab.command("cp", "kill -s TERM $$")
+    said = taken.prepare(tree)
+    assert "a signal ended the copy of the workspace" in said[-2]
+    assert said[-1] == "code 1"
+    assert not (tree / "damaged").exists()

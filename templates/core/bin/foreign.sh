@@ -98,7 +98,7 @@ pass_on() {
         sleep 0.1
     done
     if witness_lives; then
-        kill -s "$1" "${script_pid}" 2>/dev/null
+        [[ -z "${script_pid}" ]] || kill -s "$1" "${script_pid}" 2>/dev/null
         signals_got="B:$1"
     else
         witness
@@ -124,11 +124,39 @@ last_words() {
     record_end "${killed_code}"
 }
 
-# The run's copy of the job's folder, which the first start makes.
+# The run's copy of the job's folder, which the first start makes. It may take minutes, and no signal reaches its programs: a copy
+# that ends halfway looks like a damaged snapshot. At the first signal it is killed as a whole, and the next start makes it anew.
 copy_workspace() {
+    local -i pid code
+    local children=""
     [[ -n "${KIT_TREE}" ]] || return 0
-    workspace::listed || return 1
-    [[ -e "${KIT_RUN_DIR}/state/tree" ]] || workspace::prepare
+    (
+        # shellcheck disable=SC2086 # names of signals
+        trap '' ${passed_on}
+        workspace::listed || exit 1
+        [[ -e "${KIT_RUN_DIR}/state/tree" ]] || workspace::prepare
+    ) &
+    pid=$!
+    ((${#signals_came[@]})) || wait "${pid}"
+    code=$?
+    ((${#signals_came[@]})) || return "${code}"
+    { read -r children <"/proc/${pid}/task/${pid}/children"; } 2>/dev/null
+    # shellcheck disable=SC2086 # process ids; the copy's shell is killed first, so that it does not see how its programs end
+    kill -KILL "${pid}" ${children} 2>/dev/null
+    wait "${pid}" 2>/dev/null
+    return 1
+}
+
+# Handles the signals that came before the script was there to get them. Returns what a program does that the first of them ended,
+# or 0 if none came.
+handle_early_signals() {
+    local one
+    local -i code=0
+    for one in "${signals_came[@]}"; do
+        pass_on "${one%% *}" "${one##* }"
+        ((code)) || code=$((128 + $(kill -l "${one%% *}")))
+    done
+    return "${code}"
 }
 
 record_end() {
@@ -176,8 +204,12 @@ main() {
     events::record start nodes "${SLURM_JOB_NODELIST}"
     retry::count_start
     events::record attempt nodes "${nodes%,}"
-    code=1
-    if copy_workspace; then
+    copy_workspace
+    code=$?
+    if ((${#signals_came[@]})); then
+        handle_early_signals
+        code=$?
+    elif ((code == 0)); then
         start_script
         wait_for_script
         code=$?

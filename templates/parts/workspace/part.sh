@@ -40,7 +40,7 @@ workspace::copy() {
     [[ "${found%% *}" == "${KIT_TREE}" ]] || workspace::fail "has another listing than that of the submit" || return 1
     rm -rf -- "${folder}"
     cp --recursive --no-dereference --reflink=auto --preserve=mode,timestamps -- "${KIT_SNAPSHOT}/files" "${folder}" \
-        || workspace::fail "cannot be copied to ${folder}" || return 1
+        || workspace::fail "cannot be copied to ${folder}" "$?" || return 1
     chmod --recursive u+w -- "${folder}"
     chmod 0700 -- "${folder}"
     workspace::differences "${folder}"
@@ -70,7 +70,12 @@ workspace::differences() {
     mapfile -t workspace_differ < <(cd -- "$1" && LC_ALL=C sha256sum --check --quiet -- "${KIT_SNAPSHOT}/listing" 2>/dev/null)
 }
 
+# workspace::fail PROBLEM [CODE]: of a command that returned this code. One that a signal ended says nothing of the snapshot.
 workspace::fail() {
+    if ((${2:-1} > 128)); then
+        log::error "a signal ended the copy of the workspace; the next start makes it anew"
+        return 1
+    fi
     # The next submit of the same files checks each of them, and replaces those that changed.
     : 2>/dev/null >"${KIT_SNAPSHOT}/damaged" || true
     log::error "the workspace in ${KIT_SNAPSHOT} $1; submit the job again"
