@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import hmac
 import json
 import os
 import secrets
 import signal
+import stat
 import sys
 import time
 from asyncio import StreamReader, StreamWriter
@@ -33,6 +35,7 @@ _LOOK_S, _LAST_S = 0.5, 0.2
 # Connections at a time that have not yet shown that they know the token.
 _MOST_STRANGERS = 64
 _LONGEST_LINE = 4 << 20
+_MOST_LIST_BYTES = 1 << 20  # a list has at most 4,096 blocks (image_blocks)
 
 
 class Coordinator:
@@ -134,6 +137,16 @@ def _list_file(stored: str) -> Path:
     return Path(stored).with_suffix(image_blocks.SUFFIX)
 
 
+def _read_list(stored: str) -> str:
+    """The list of an earlier run. OSError unless it is a regular file of the size of a list: others may write to the store."""
+    handle = os.open(_list_file(stored), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+    with os.fdopen(handle, encoding="ascii") as stream:
+        seen = os.fstat(handle)
+        if not stat.S_ISREG(seen.st_mode) or seen.st_size > _MOST_LIST_BYTES:
+            raise OSError(errno.EINVAL, "not a list of blocks", stored)
+        return stream.read(_MOST_LIST_BYTES)
+
+
 def _keep_list(stored: str, text: str) -> None:
     """Write the list for later runs, if this user may write to the store."""
     path = _list_file(stored)
@@ -188,7 +201,7 @@ def main() -> None:
     meeting, other, nodes, stored, sha256, summary = sys.argv[1:]
     orders = Orders(int(nodes), sha256, stored, lambda text: _keep_list(stored, text), time.monotonic())
     with contextlib.suppress(OSError, ValueError):
-        orders.take_list(_list_file(stored).read_text(encoding="ascii"), time.monotonic())
+        orders.take_list(_read_list(stored), time.monotonic())
     asyncio.run(_coordinate(Path(meeting), other, orders, Path(summary)))
 
 

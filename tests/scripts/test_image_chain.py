@@ -262,6 +262,23 @@ def test_a_list_that_is_not_the_images_is_made_again(nodes: Nodes) -> None:
     assert lines[50] not in path.read_text()
 
 
+@pytest.mark.parametrize("what", ["link", "fifo", "zeros"])
+def test_a_list_that_is_no_file_of_a_list_is_not_read(nodes: Nodes, what: str) -> None:
+    """Another user of the store put it there: it would fill the memory of the job's first node, or hold it."""
+    path = nodes.stored.with_suffix(".blocks")
+    if what == "link":
+        path.symlink_to("/dev/zero")
+    elif what == "fifo":
+        os.mkfifo(path)
+    else:
+        path.touch()
+        os.truncate(path, 1 << 40)
+    nodes.coordinate(2)
+    for name in "ab":
+        nodes.start(name)
+    nodes.all_right(*"ab")
+
+
 def test_a_damaged_image_in_the_store_reaches_no_node(nodes: Nodes) -> None:
     nodes.list_blocks()
     wrong = nodes.content[:5_000_000] + bytes([nodes.content[5_000_000] ^ 1]) + nodes.content[5_000_001:]
