@@ -98,8 +98,15 @@ class Memory:
         _open[path, self._rank] = self
         self._gather, self._files, self._closed = gather or _gathered_by_torch(), MemoryFiles(path), False
         self._node = node or node_name()
-        # Known to the ranks of this start alone, and on no disk.
-        self._token = hashlib.sha256("".join(self._gather(os.urandom(32).hex())).encode()).digest()
+        # Together they make a token: known to the ranks of this start alone, and on no disk.
+        secrets = self._gather((os.urandom(32).hex(), self._files.foreign()))
+        foreign = next((text for _, text in secrets if text), None)
+        if foreign:
+            # The same on all ranks: none waits for another from here on.
+            self.every = 0
+            self._tell_off(foreign, "Tell who runs the cluster: somebody may have tried to give this run a state")
+            return
+        self._token = hashlib.sha256("".join(secret for secret, _ in secrets).encode()).digest()
         self._server = PartServer(self._files, self._token, own_address())
         self._members = [_Member(*of) for of in self._gather((self._rank, self._node, self._server.address))]
         self._nodes = _by_node(self._members)
@@ -264,11 +271,7 @@ class Memory:
                         f"they need {need / 1e9:.2f} GB on {node}, and {max(0, least) / 1e9:.2f} GB are free there"
                     )
             if problem:
-                if self._rank == 0:
-                    _say(
-                        f"checkpoints in memory are off: {problem}. Ask for more memory, or remove checkpoint.memory_every"
-                    )
-                    record("memory-off", why=problem)
+                self._tell_off(problem, "Ask for more memory, or remove checkpoint.memory_every")
                 return False
         return True
 
@@ -313,6 +316,11 @@ class Memory:
     def _leads(self) -> bool:
         """Whether this is the first rank of its node."""
         return self._nodes[self._node][0].rank == self._rank
+
+    def _tell_off(self, problem: str, hint: str) -> None:
+        if self._rank == 0:
+            _say(f"checkpoints in memory are off: {problem}. {hint}")
+            record("memory-off", why=problem)
 
     def _tell_resumed(self, checkpoint: MemoryStep, seconds: float) -> None:
         if self._rank == 0:

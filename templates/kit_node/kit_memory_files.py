@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import stat
 import struct
 from collections.abc import Collection
 
@@ -64,6 +65,23 @@ class MemoryFiles:
         # By part: the maps of the files that this process has written, by inode. A map is expensive to make.
         self._maps: dict[str, dict[int, mmap.mmap]] = {}
 
+    def foreign(self) -> str | None:
+        """Why another user may have put files here, with the owner of the folder; None where nobody can, or there is no folder.
+
+        Everybody may make a folder in /dev/shm, and what is read from this one is unpickled.
+        """
+        try:
+            folder_stat = os.lstat(self._path)
+        except OSError:
+            return None
+        if folder_stat.st_uid != os.geteuid():
+            return f"{self._path} belongs to uid {folder_stat.st_uid}, not to uid {os.geteuid()}"
+        if not stat.S_ISDIR(folder_stat.st_mode):
+            return f"{self._path} of uid {folder_stat.st_uid} is not a folder"
+        if folder_stat.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return f"{self._path} of uid {folder_stat.st_uid} has mode {stat.S_IMODE(folder_stat.st_mode):04o}: others may write it"
+        return None
+
     def steps(self) -> dict[str, list[int]]:
         """The complete steps of each part, oldest first."""
         found: dict[str, list[int]] = {}
@@ -73,14 +91,15 @@ class MemoryFiles:
         return {part: sorted(steps) for part, steps in found.items()}
 
     def write(self, part: str, size: int) -> Draft:
-        """Begin to write a part of `size` bytes: a Draft. OSError if the node has no memory for it."""
+        """Begin to write a part of `size` bytes: a Draft. OSError if the node has no memory for it, or no folder of this user."""
+        self._refuse_foreign()
         draft = self._file(part, _WRITING)
         old = self.steps().get(part, [])
         if not os.path.exists(draft) and len(old) > _STAY:  # noqa: PTH110 - pathlib is imported by no line of this file
             os.rename(self._file(part, old[0]), draft)  # noqa: PTH104
         for step in old[:-_STAY]:
             _remove(self._file(part, step))
-        return Draft(self, part, self._map(part, draft, _PAYLOAD_AT + size), size)
+        return Draft(self, part, self._map(part, _PAYLOAD_AT + size), size)
 
     def name_draft(self, part: str, step: int) -> None:
         """The draft of a part becomes the file of a step."""
@@ -104,13 +123,14 @@ class MemoryFiles:
 
     def note_digest(self, part: str, step: int, digest: bytes) -> None:
         """Keep the sha256 of a complete part with it."""
-        with open(self._file(part, step), "r+b") as file:  # noqa: PTH123
+        with os.fdopen(self._open_own(part, step, os.O_RDWR), "r+b") as file:
             file.seek(_HEADER.size - len(digest))
             file.write(digest)
 
     def remove(self, part: str, step: int) -> None:
         """Remove one step of a part."""
-        _remove(self._file(part, step))
+        if self.foreign() is None:
+            _remove(self._file(part, step))
 
     def forget(self, *, after: int, keep: Collection[str]) -> None:
         """Remove all steps later than `after`, and all parts that are not in `keep`, which belong to ranks of other nodes now."""
@@ -120,16 +140,18 @@ class MemoryFiles:
         self._maps = {part: maps for part, maps in self._maps.items() if part in keep}
 
     def free(self) -> int:
-        """Bytes that the folder's file system and the node's memory can still take."""
+        """Bytes that the folder's file system and the node's memory can still take. OSError without a folder of this user."""
+        self._refuse_foreign()
         have = os.statvfs(self._path)
         return min(have.f_bavail * have.f_frsize, _available())
 
     def held(self) -> int:
         """Bytes of the folder's files."""
-        return sum(os.stat(self._file(*name)).st_size for name in self._names())  # noqa: PTH116
+        return sum(os.lstat(self._file(*name)).st_size for name in self._names())
 
     def _names(self) -> list[tuple[str, str]]:
         try:
+            self._refuse_foreign()
             names = os.listdir(self._path)  # noqa: PTH208
         except OSError:
             return []
@@ -139,9 +161,26 @@ class MemoryFiles:
     def _file(self, part: str, step: int | str) -> str:
         return f"{self._path}/{part}@{step}"
 
-    def _map(self, part: str, path: str, size: int) -> mmap.mmap:
-        """The file's memory, allocated now: a page that is missing later would end the process with SIGBUS."""
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    def _refuse_foreign(self) -> None:
+        problem = self.foreign()
+        if problem:
+            raise PermissionError(problem)
+
+    def _open_own(self, part: str, step: int | str, flags: int) -> int:
+        """Open a part. OSError where it, or the folder, is not this user's, or it is a link, a pipe or a device."""
+        self._refuse_foreign()
+        path = self._file(part, step)
+        # Without O_NONBLOCK, a pipe would be waited for.
+        handle = os.open(path, flags | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+        file_stat = os.fstat(handle)
+        if stat.S_ISREG(file_stat.st_mode) and file_stat.st_uid == os.geteuid():
+            return handle
+        os.close(handle)
+        raise PermissionError(f"{path} of uid {file_stat.st_uid} is not a regular file of uid {os.geteuid()}")
+
+    def _map(self, part: str, size: int) -> mmap.mmap:
+        """The draft's memory, allocated now: a page that is missing later would end the process with SIGBUS."""
+        handle = self._open_own(part, _WRITING, os.O_RDWR | os.O_CREAT)
         try:
             file_stat = os.fstat(handle)
             if file_stat.st_size != size:
@@ -158,13 +197,13 @@ class MemoryFiles:
                 del maps[inode]
             return made
         except OSError:
-            _remove(path)
+            _remove(self._file(part, _WRITING))
             raise
         finally:
             os.close(handle)
 
     def _opened(self, part: str, step: int) -> tuple[mmap.mmap, int, bytes]:
-        with open(self._file(part, step), "rb") as file:  # noqa: PTH123
+        with os.fdopen(self._open_own(part, step, os.O_RDONLY), "rb") as file:
             length = os.fstat(file.fileno()).st_size
             if length < _PAYLOAD_AT:
                 raise DamagedError(f"{part} of step {step} on {node_name()} has {length} bytes")

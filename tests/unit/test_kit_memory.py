@@ -46,7 +46,7 @@ class Ranks:
         self._barrier = threading.Barrier(self.size, timeout=60)
         self._values: list[Any] = [None] * self.size
         for node in nodes:
-            (folder / node).mkdir(exist_ok=True)
+            (folder / node).mkdir(mode=0o700, exist_ok=True)
 
     def gather(self, rank: int) -> Callable[[Any], list[Any]]:
         def gathered(value: Any) -> list[Any]:
@@ -232,6 +232,85 @@ def test_without_memory_on_a_node_it_is_off_for_all_and_says_where(
     (event,) = map(json.loads, (run_dir / "state" / "events.jsonl").read_text().splitlines())
     assert event["event"] == "memory-off"
     assert not [*tmp_path.glob("n?/*")]
+
+
+class Trap:
+    """Unpickling it makes a file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+def foreign_owner(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder seems to belong to another user."""
+    real = os.lstat
+
+    def lstat(of: Any, **how: Any) -> os.stat_result:
+        found = real(of, **how)
+        return os.stat_result((*found[:4], 4242, *found[5:10])) if str(of) == str(path) else found
+
+    monkeypatch.setattr("os.lstat", lstat)
+
+
+@pytest.mark.parametrize("squat", ["owner", "link", "group"])
+def test_c11_a_foreign_folder_on_one_node_turns_it_off_for_all_and_nothing_of_it_is_unpickled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], squat: str
+) -> None:
+    """Another user of node n2 made the folder first, with a part of each rank: no rank hangs, and none takes or leaves a state."""
+    run_dir = tmp_path / "run"
+    (run_dir / "state").mkdir(parents=True)
+    monkeypatch.setenv("KIT_RUN_DIR", str(run_dir))
+    folder = tmp_path / "n2"
+    folder.mkdir(mode=0o700)
+    files = module("kit_memory_files").MemoryFiles(str(folder))
+    for rank in range(6):
+        layout = module("kit_memory_state").StateLayout(Trap(tmp_path / "ran"))
+        draft = files.write(f"rank-{rank}", layout.size)
+        layout.write(draft.payload)
+        draft.commit(999_999_999)
+    before = sorted(folder.iterdir())
+    if squat == "owner":
+        foreign_owner(folder, monkeypatch)
+    elif squat == "link":
+        folder.rename(tmp_path / "elsewhere")
+        folder.symlink_to("elsewhere")
+    else:
+        folder.chmod(0o770)
+
+    def use(memory: Any, rank: int) -> Any:
+        found = memory.newest(), memory.load(), memory.due(5)
+        memory.save(5, state(rank, 5), {"whole": 5})
+        return found
+
+    assert Ranks(tmp_path, NODES).run(use) == [(None, None, False)] * 6
+    assert not (tmp_path / "ran").exists()
+    assert (sorted(folder.iterdir()), [*tmp_path.glob("n[13]/*")]) == (before, [])
+    said = capfd.readouterr().err
+    assert said.count("checkpoints in memory are off") == 1
+    owner = 4242 if squat == "owner" else os.geteuid()
+    assert f"{folder} " in said
+    assert f"uid {owner}" in said
+    (event,) = map(json.loads, (run_dir / "state" / "events.jsonl").read_text().splitlines())
+    assert event["event"] == "memory-off"
+    assert str(folder) in event["why"]
+
+
+def test_c11_a_folder_that_is_foreign_only_at_the_first_save_gets_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """There was none when the ranks began: its step was slow, and somebody else was faster."""
+    node = tmp_path / "late"
+    memory = module("kit_memory").Memory(5, path=str(node), gather=lambda value: [value], rank=0)
+    (tmp_path / "theirs").mkdir()
+    node.symlink_to("theirs")
+    memory.save(5, {"a": 1})
+    memory.close()
+    assert not memory.due(10)
+    assert f"{node} " in capfd.readouterr().err
+    assert not [*node.iterdir()]
 
 
 def test_the_memory_that_slurm_granted_is_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

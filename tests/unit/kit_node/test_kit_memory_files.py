@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import kit_memory_files
@@ -104,3 +105,69 @@ def test_the_folder_is_one_of_the_job_its_start_and_the_node(monkeypatch: pytest
     for name, value in (("SLURM_JOB_ID", "7"), ("SLURM_RESTART_COUNT", "2"), ("SLURMD_NODENAME", "n1")):
         monkeypatch.setenv(name, value)
     assert kit_memory_files.folder() == f"/dev/shm/kit-memory-{os.geteuid()}-7.2-n1"
+
+
+def _link(path: Path) -> None:
+    path.rename(path.with_name("elsewhere"))
+    path.symlink_to("elsewhere")
+
+
+def _pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
+def _give(path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root can give a file to another user")
+    os.chown(path, 65534, 65534)
+
+
+@pytest.mark.parametrize("squat", [_link, _give, lambda path: path.chmod(0o770), lambda path: path.chmod(0o707)])
+def test_c11_a_folder_that_another_user_may_have_filled_is_not_used(
+    tmp_path: Path, squat: Callable[[Path], None]
+) -> None:
+    folder = tmp_path / "memory"
+    folder.mkdir(mode=0o700)
+    files = MemoryFiles(str(folder))
+    keep(files, 5, b"five")
+    assert files.foreign() is None
+    squat(folder)
+    assert str(folder) in str(files.foreign())
+    assert files.steps() == {}
+    refused = [
+        lambda: files.read_part(PART, 5),
+        lambda: files.note_digest(PART, 5, bytes(32)),
+        lambda: files.write(PART, 4),
+        files.free,
+    ]
+    for one in refused:
+        with pytest.raises(PermissionError, match="uid"):
+            one()
+    files.remove(PART, 5)
+    files.forget(after=-1, keep=())
+    assert names(folder) == {f"{PART}@5"}
+
+
+def test_c11_the_owner_of_a_foreign_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files, own = MemoryFiles(str(tmp_path)), os.geteuid()
+    monkeypatch.setattr("os.geteuid", lambda: own + 1)
+    assert files.foreign() == f"{tmp_path} belongs to uid {own}, not to uid {own + 1}"
+
+
+@pytest.mark.parametrize("squat", [_link, _give, _pipe])
+@pytest.mark.timeout(60)
+def test_c11_only_regular_files_of_this_user_are_read_and_written(
+    tmp_path: Path, squat: Callable[[Path], None]
+) -> None:
+    """A pipe would hold the rank for ever."""
+    files = MemoryFiles(str(tmp_path))
+    keep(files, 5, b"five")
+    squat(tmp_path / f"{PART}@5")
+    with pytest.raises(OSError, match=r"regular|symbolic"):
+        files.read_part(PART, 5)
+    with pytest.raises(OSError, match=r"regular|symbolic"):
+        files.note_digest(PART, 5, bytes(32))
+    (tmp_path / f"{PART}@5").rename(tmp_path / f"{PART}@writing")
+    with pytest.raises(OSError, match=r"regular|symbolic"):
+        files.write(PART, 4)
