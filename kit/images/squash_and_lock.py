@@ -133,6 +133,8 @@ def make(target: Target, content: Content, work: Path, report: ProgressReporter)
     report.stage("checking and locking")
     new = _lock(target, content, finished, method)
     old = target.current
+    if old is not None and not target.relock and _is_base_of(old, new):
+        new = new.model_copy(update={"base": old.base})
     changes = tuple(image_lock.differences(old, new)) if old else ()
     if target.locked:
         _must_be_locked(target, old, new, changes)
@@ -189,6 +191,13 @@ def _lock(target: Target, content: Content, finished: Path, method: str) -> Imag
         tools=LockedTools(kit=__version__, mksquashfs=version, engine=content.engine, image_id=content.image_id),
         packages=installed_packages.packages(finished),
     )
+
+
+def _is_base_of(old: ImageLock, new: ImageLock) -> bool:
+    """Whether the engine's base is the lock's under another digest: one that was loaded or built again has none of its registry,
+    by which a build elsewhere finds it.
+    """
+    return new.base.kind == "reference" and (old.inputs, old.sha256) == (new.inputs, new.sha256)
 
 
 def _same_bytes_expected(old: ImageLock, new: ImageLock, content: Content) -> bool:

@@ -51,6 +51,10 @@ class MovingTag:
         """Let the engine hold what the tag names now."""
         self._client.images.pull(self.repository, "1")
 
+    def hold(self, number: int) -> None:
+        """Let the engine hold what a push called by the tag, as if it had been pulled then."""
+        self._client.images.pull(f"{self.repository}@{self.digests[number]}").tag(self.tag)
+
     def forget(self) -> None:
         """Remove all names of the image from the engine."""
         # The engine lists no image that has a child and no tag, so the digests are those of the pushes.
@@ -122,6 +126,7 @@ def test_a_build_takes_what_the_tag_named_for_the_lock(
     with pytest.raises(LockError, match=f"the image any more that {moving.tag} was: {GONE}") as caught:
         lab.build(fresh=True)
     assert "kit build-image tiny --relock" in caught.value.hint
+    moving.hold(0)
     relocked = build.build(build.BuildOrder(name="tiny", project=lab.project, store=lab.store, relock=True), Silent())
     assert (seen(relocked), relocked.lock.base.digest) == ("second", moving.digests[1])
 

@@ -14,7 +14,7 @@ from typing import cast
 
 import pytest
 
-from kit.errors import EngineError, LockError
+from kit.errors import EngineError, ImageError, LockError, LostBaseError
 from kit.images import squash_and_lock
 from kit.images.build import base_image, bootstrap_base, build
 from kit.images.progress import Silent
@@ -202,11 +202,122 @@ def test_relock_takes_the_base_of_today_also_when_the_locked_image_is_there(
     (folder / "Dockerfile").write_text("ARG BASE=debian:bookworm\nFROM ${BASE}\n")
     held = squash_and_lock.Outcome(lock=make(), lock_file=tmp_path, image=tmp_path, built=False)
     monkeypatch.setattr(squash_and_lock, "unchanged", lambda _: held)
+    engine = HeldTag(reference="debian:bookworm")
 
-    def no_engine(*_: object) -> None:
-        raise EngineError("no engine")
+    def asked(*_: object, **__: object) -> None:
+        raise EngineError("the world was asked what there is today")
 
-    monkeypatch.setattr(build, "_engine", no_engine)
+    monkeypatch.setattr(engine, "pull", asked)
+    monkeypatch.setattr(bootstrap_base, "make_tar", asked)
+    monkeypatch.setattr(build, "_engine", lambda *_: engine)
     order = build.BuildOrder(name="tiny", project=tmp_path, store=tmp_path / "store", relock=relock)
-    with pytest.raises(EngineError) if builds else contextlib.nullcontext():
+    with pytest.raises(EngineError, match="was asked") if builds else contextlib.nullcontext():
         build.build(order, Silent())
+
+
+OLD, NEW = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+
+
+@dataclass
+class HeldTag:
+    """Stands in for an engine that holds one tag, and for its registry, where the tag names NEW, or that does not answer."""
+
+    reference: str = "python:3.12"
+    id: str = f"sha256:{'3' * 64}"
+    digests: tuple[str, ...] = (f"debian@{OLD}", f"python@{OLD}")
+    refusal: str = ""
+    platform: str = "linux/amd64"
+    podman: bool = False
+    version: str = "28"
+    pulls: list[str] = field(default_factory=list)
+
+    def inspect(self, reference: str) -> EngineImage | None:
+        if reference not in (self.reference, *self.digests):
+            return None
+        return EngineImage(id=self.id, size=0, config=ImageConfig(), layers=(), diff_ids=(), repo_digests=self.digests)
+
+    def pull(self, reference: str, *, platform: str | None, on_line: Callable[[str], None]) -> None:
+        self.pulls.append(reference)
+        if self.refusal:
+            raise ImageError(f"pull {reference}: the engine refused: {self.refusal}")
+        self.id, self.digests = f"sha256:{'4' * 64}", (f"python@{NEW}",)
+
+
+def referenced(
+    engine: HeldTag, pinned: base_image.Pinned | None = None, *, reference: str = "python:3.12", today: bool = False
+) -> tuple[str, list[str]]:
+    """The digest for the lock, and the lines that were printed. A Dockerfile's own FROM gives the same."""
+    said: list[str] = []
+    made = base_image.own(
+        cast("Engine", engine), reference, platform_=None, on_line=said.append, pinned=pinned, today=today
+    )
+    return made.digest, said
+
+
+def pinned_to(digest: str, *, required: bool = True) -> base_image.Pinned:
+    lock = make(base=LockedBase(kind="reference", reference="python:3.12", digest=digest))
+    return base_image.Pinned(lock=lock, required=required)
+
+
+@pytest.mark.parametrize("digests", [(), (f"elsewhere/python@{NEW}", f"<none>@{NEW}")], ids=["none", "another-name"])
+@pytest.mark.parametrize("required", [True, False])
+def test_a_base_that_was_loaded_or_built_here_is_taken_and_no_registry_is_asked(
+    digests: tuple[str, ...], *, required: bool
+) -> None:
+    """The build ended with "neither the engine nor its registry has the image", and had asked none."""
+    engine = HeldTag(digests=digests, refusal="dial tcp: lookup registry-1.docker.io: no such host")
+    digest, said = referenced(engine, pinned_to(OLD, required=required))
+    assert digest == (NEW if digests else engine.id)
+    assert said == [f"python:3.12: the engine's image is of no registry; taking it although the lock has {OLD}"]
+    assert referenced(engine, today=True) == (digest, [])
+    assert engine.pulls == []
+
+
+@pytest.mark.parametrize("reference", ["python:3.12", "docker.io/library/python:3.12"])
+def test_relock_asks_the_registry_what_a_tag_names_today(reference: str) -> None:
+    engine = HeldTag(reference=reference)
+    assert referenced(engine, reference=reference) == (OLD, []), "without --relock, what the engine has"
+    assert referenced(engine, reference=reference, today=True) == (NEW, [])
+    assert engine.pulls == [reference]
+
+
+def test_relock_asks_no_registry_for_a_digest() -> None:
+    engine = HeldTag()
+    assert referenced(engine, reference=f"python@{OLD}", today=True) == (OLD, [])
+    assert engine.pulls == []
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        'Get "https://registry-1.docker.io/v2/": dial tcp: lookup registry-1.docker.io on 10.0.0.1:53: server misbehaving',
+        'Get "https://registry-1.docker.io/v2/": context deadline exceeded',
+    ],
+)
+def test_relock_takes_the_held_image_where_no_registry_answers_and_says_it(refusal: str) -> None:
+    digest, said = referenced(HeldTag(refusal=refusal), today=True)
+    assert digest == OLD
+    assert said == [
+        f"pull python:3.12: the engine refused: {refusal}; taking the image that the engine holds, which may be an older one"
+    ]
+
+
+def test_relock_fails_where_a_registry_refuses_the_tag() -> None:
+    with pytest.raises(ImageError, match="toomanyrequests"):
+        referenced(HeldTag(refusal="toomanyrequests: rate limit"), today=True)
+
+
+def test_changed_inputs_take_the_image_of_today_and_not_an_old_one_of_the_engine() -> None:
+    """It said "taking the image of today" and took what the engine had."""
+
+    class WithoutOld(HeldTag):
+        def pull(self, reference: str, *, platform: str | None, on_line: Callable[[str], None]) -> None:
+            if "@" in reference:
+                raise ImageError(f"pull {reference}: manifest unknown")
+            super().pull(reference, platform=platform, on_line=on_line)
+
+    lost = f"sha256:{'5' * 64}"
+    with pytest.raises(LostBaseError, match=f"the image any more that python:3.12 was: {lost}"):
+        referenced(WithoutOld(), pinned_to(lost))
+    digest, said = referenced(WithoutOld(), pinned_to(lost, required=False))
+    assert (digest, len(said)) == (NEW, 1)

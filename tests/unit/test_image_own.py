@@ -10,7 +10,7 @@ import pytest
 
 from kit import shell
 from kit.errors import ConfigError, ImageError, LockError, UsageError
-from kit.images import difference, import_sources, importing, squash_and_lock, store
+from kit.images import difference, image_lock, import_sources, importing, squash_and_lock, store
 from kit.images.build import build, build_without_engine, buildkit, dockerfile_needs, first_image, requirements_lock
 from kit.images.progress import Silent
 from kit.images.squash import sqsh_tar
@@ -217,6 +217,36 @@ def test_the_kits_own_lock_counts_until_a_build_gives_other_bytes(tmp_path: Path
     other = make(replace(target, inputs="e" * 64))
     assert (other.lock_file, target.current) == (target.lock_file, other.lock)
     assert first.lock_file.read_text() == shipped
+
+
+def test_the_same_bytes_keep_the_base_by_which_a_build_elsewhere_finds_it(tmp_path: Path) -> None:
+    """A base that was loaded into an engine has no digest of a registry: the lock got the engine's id of it."""
+    layout = corpus.oci_layout(tmp_path / "layout", corpus.batch({"one": corpus.BATCH["plain"]}), {})
+    target = squash_and_lock.Target(
+        name="tiny",
+        store=tmp_path / "store",
+        lock_file=tmp_path / "image.lock",
+        source="build",
+        inputs="e" * 64,
+        squash=Squash(),
+    )
+
+    def base_after(target: squash_and_lock.Target, digest: str) -> str:
+        with store.workspace(target.store) as work:
+            content = replace(
+                import_sources.ready(str(layout), work, Silent()).content,
+                kind="reference",
+                reference="a:1",
+                digest=digest,
+            )
+            squash_and_lock.make(target, content, work, Silent())
+        return image_lock.read_lock(target.lock_file).base.digest
+
+    store.prepare_store(target.store)
+    registry, loaded = f"sha256:{'1' * 64}", f"sha256:{'2' * 64}"
+    assert [base_after(target, digest) for digest in (registry, loaded)] == [registry, registry]
+    assert base_after(replace(target, relock=True), loaded) == loaded
+    assert base_after(replace(target, inputs="f" * 64), registry) == registry
 
 
 def test_a_sqsh_as_a_tar_is_the_same_tree(tmp_path: Path) -> None:

@@ -332,7 +332,14 @@ def _base(
     if pinned and not foreign_platform.is_of(pinned.lock, platform or engine.platform, required=pinned.required):
         pinned = None
     if base is None:
-        return base_image.own(engine, folder.needs.base, platform_=platform, on_line=report.line, pinned=pinned)
+        return base_image.own(
+            engine,
+            folder.needs.base,
+            platform_=platform,
+            on_line=report.line,
+            pinned=pinned,
+            today=order.relock,
+        )
     return base_image.ready(
         engine,
         base,
@@ -342,6 +349,7 @@ def _base(
         on_line=report.line,
         other=folder.other,
         pinned=pinned,
+        today=order.relock,
     )
 
 
