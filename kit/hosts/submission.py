@@ -167,6 +167,7 @@ def _only(found: Sequence[int], error: SlurmError, env: Mapping[str, str]) -> in
 def is_own(note: Path) -> bool:
     """Whether the note is this user's: another user's jobs are not in the answer."""
     try:
-        return note.stat().st_uid == os.getuid()
+        # A link is its maker's, whatever it leads to.
+        return note.lstat().st_uid == os.getuid()
     except OSError:
         return False

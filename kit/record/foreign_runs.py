@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from kit.errors import RunError
+from kit.record.unmade_points import POINTS
 from kit.schema.run_paths import RunPaths
 from kit.slurm.client import JobId, QueuedJob
 
@@ -29,9 +30,10 @@ NOTHING = ForeignJobs(jobs={}, whole=False)
 
 
 def is_foreign(run_dir: Path) -> bool:
-    """Whether a run folder belongs to another user. A point of a sweep whose folder is not made yet is the user's own."""
+    """Whether a run folder, or a link to it, belongs to another user. A point without a folder is its sweep's owner's."""
+    folder = _made(run_dir)
     try:
-        return run_dir.stat().st_uid != os.geteuid()
+        return {folder.lstat().st_uid, folder.stat().st_uid} != {os.geteuid()}
     except FileNotFoundError:
         return False
     except OSError:
@@ -46,8 +48,9 @@ def require_own_folders(run_dir: Path) -> None:
     """
     if not is_foreign(run_dir):
         return
-    inside = Path(os.path.realpath(run_dir))
-    for folder, names, _ in os.walk(run_dir):
+    top = _made(run_dir)
+    inside = Path(os.path.realpath(top))
+    for folder, names, _ in os.walk(top):
         names[:] = [name for name in names if name not in _ELSEWHERE]
         for link in (Path(folder, name) for name in names if os.path.islink(os.path.join(folder, name))):  # noqa: PTH114, PTH118
             if not Path(os.path.realpath(link)).is_relative_to(inside):
@@ -60,8 +63,14 @@ def owners(run_dirs: Sequence[Path]) -> list[int]:
     found = set[int]()
     for run_dir in run_dirs:
         with contextlib.suppress(OSError):
-            found.add(run_dir.stat().st_uid)
+            found.add(_made(run_dir).stat().st_uid)
     return sorted(found)
+
+
+def _made(run_dir: Path) -> Path:
+    """A run folder; the sweep's for a point that has no folder yet, which is read from the sweep's files."""
+    is_point = run_dir.parent.name == POINTS and not os.path.exists(run_dir)  # noqa: PTH110 - no PermissionError
+    return run_dir.parent.parent if is_point else run_dir
 
 
 def hides_its_record(run_dir: Path) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import getpass
 import os
+import stat
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -108,12 +109,20 @@ def described_in(run_dir: Path) -> Path:
 
 
 def make(run_dir: Path) -> None:
-    """Make the folder of a point that is submitted. Does nothing for other folders, and for other users' points.
+    """Make the folder of a point that is submitted. Does nothing for other folders, and for points of other users' sweeps.
 
-    If it cannot be made, as on a full disk, prints the reason to stderr; the point remains as it is.
+    If it cannot be made, as on a full disk, or is not, as from another user's files, prints the reason to stderr; the point
+    remains as it is.
     """
     point = find(run_dir)
-    if point is None or point.job_id is None or mirrors.holding(run_dir) or not _is_own(point.array):
+    if point is None or point.job_id is None or mirrors.holding(run_dir):
+        return
+    if refused := _not_own(point):
+        if refused != str(run_dir.parent.parent):
+            print(
+                f"kit: {run_dir.name}: its run folder is not made: {refused} is missing, a link, or not yours",
+                file=sys.stderr,
+            )
         return
     # The kit's own script, not the sweep's copy: programs in folders of runs are data here.
     script = data_folders.packaged() / "templates/sweep/make_point.sh"
@@ -173,7 +182,9 @@ def _read(path: str, changed: int) -> tuple[tuple[tuple[str, str], ...], Mapping
 
 def _arrays(sweep: str) -> list[str]:
     try:
-        return sorted(one.path for one in os.scandir(f"{sweep}/arrays") if one.name.isdecimal())
+        # Not links: another user's could lead to an array of this user.
+        inside = os.scandir(f"{sweep}/arrays")
+        return sorted(one.path for one in inside if one.name.isdecimal() and one.is_dir(follow_symlinks=False))
     except OSError:
         return []
 
@@ -186,8 +197,26 @@ def _job(array: str) -> int | None:
     return int(text) if text.isdecimal() and len(text) < 19 else None
 
 
-def _is_own(path: str) -> bool:
+def _not_own(point: Unmade) -> str:
+    """The first of the folders and files from which a point's folder is made that is a link, missing, or not this user's; empty
+    for none.
+
+    Each is looked at: in another user's sweep, a link can lead to an array of this user.
+    """
+    sweep = os.path.dirname(os.path.dirname(point.run_dir))  # noqa: PTH120
+    template = os.path.dirname(point.template)  # noqa: PTH120
+    folders = (
+        sweep, f"{sweep}/{POINTS}", f"{sweep}/arrays", point.array, f"{sweep}/templates", template, point.template,
+    )  # fmt: skip
+    array = ArrayPaths(point.array)
+    files = (array.points, array.job, f"{template}/tokens", f"{template}/files")
+    wanted = (*((path, stat.S_IFDIR) for path in folders), *((path, stat.S_IFREG) for path in files))
+    return next((path for path, kind in wanted if not _is_own(path, kind)), "")
+
+
+def _is_own(path: str, kind: int) -> bool:
     try:
-        return os.stat(path).st_uid == os.geteuid()  # noqa: PTH116
+        seen = os.lstat(path)
     except OSError:
         return False
+    return seen.st_uid == os.geteuid() and stat.S_IFMT(seen.st_mode) == kind

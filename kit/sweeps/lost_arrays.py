@@ -9,6 +9,7 @@ from pathlib import Path
 from kit.errors import RunError, SlurmError
 from kit.hosts import submission
 from kit.hosts.clusters import find_host
+from kit.record import foreign_runs
 from kit.record.unmade_points import POINTS
 from kit.slurm import client
 from kit.sweeps.record import NO_JOB, SweepPaths, SweepRecord, note_jobs, read_sweep
@@ -38,8 +39,11 @@ def noted(points: Iterable[Path]) -> bool:
 
 
 def recovered(folder: Path, record: SweepRecord) -> SweepRecord:
-    """The record with the lost arrays that Slurm has, identified by their scripts and recorded as by `kit sweep`."""
-    if not find_host(record.cluster).is_up():
+    """The record with the lost arrays that Slurm has, identified by their scripts and recorded as by `kit sweep`.
+
+    Another user's sweep remains as it is: its arrays and points may be links to this user's.
+    """
+    if foreign_runs.is_foreign(folder) or not find_host(record.cluster).is_up():
         return record
     paths = SweepPaths(folder)
     try:

@@ -48,8 +48,13 @@ make() {
         return 1
     fi
     local token program=""
+    local -r plain='^[A-Za-z0-9.+_"-]+$'
     for token in "${tokens[@]}"; do
-        # Neither a token nor a word has a character that means something to sed: kit sweep sees to it.
+        # kit sweep writes nothing else. A slash or a line's end would begin a flag or a command of sed, which may run programs.
+        if [[ ! "${token}" =~ ${plain} || ! "$1" =~ ${plain} ]]; then
+            printf '%s: a token or a word has other characters than A-Z a-z 0-9 . + _ " -: %q %q\n' "${template}" "${token}" "$1" >&2
+            return 1
+        fi
         program+="s/${token}/$1/g;"
         shift
     done

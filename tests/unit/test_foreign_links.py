@@ -5,16 +5,19 @@ from __future__ import annotations
 import os
 import tarfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kit.archive import exporting
 from kit.errors import RunError
 from kit.files import untrusted_files
-from kit.record import find_runs, logs
+from kit.hosts import submission
+from kit.record import find_runs, foreign_runs, logs
 from kit.record.logs import Wanted
 from kit.ssh import shell_program
-from kit.sweeps import find
+from kit.sweeps import find, lost_arrays
+from kit.sweeps.record import SweepRecord
 from tests.unit.test_export import ended  # noqa: F401
 from tests.unit.test_hostile_files import answer_of
 from tests.unit.test_remote import sh
@@ -126,6 +129,55 @@ def test_a_point_of_another_users_sweep_is_no_link(tmp_path: Path, private: Path
     for look in (find.named, find.find_one):
         with pytest.raises(RunError, match="points/0002: another user's link"):
             look("lr-1", folders)
+
+
+def test_another_users_sweep_makes_no_point_from_an_array_of_the_reader(theirs: Path, tmp_path: Path) -> None:
+    """Its tokens were a program of sed, which `kit status` ran as the reader."""
+    array = theirs.parent / "lr-1/arrays/0"
+    array.mkdir(parents=True)
+    (array / "points").write_text("0 0 x\n")
+    (array / "job").write_text("41\n")
+    evil = theirs.parent / "evil"
+    (evil / "templates/0").mkdir(parents=True)
+    (evil / "points").mkdir()
+    (evil / "sweep.json").write_text("{}")
+    theirs.rename(evil / "templates/0/run")
+    program = "x/x/;1s/.*/touch ran/e;s/x"
+    (evil / "templates/0/tokens").write_text(f"a\nb\nc\nd\n{program}\n")
+    (evil / "templates/0/files").write_text("manifest.json\n")
+    (evil / "arrays").mkdir()
+    (evil / "arrays/0").symlink_to(array)
+    give(evil)
+    for words in (("status",), ("status", "evil.0"), ("runs",), ("why",), ("cancel", "evil.0")):
+        answer_of(*words)
+        assert [*theirs.parent.rglob("ran")] == [*(evil / "points").iterdir()] == [*array.glob(".making")] == []
+    # A real array, too.
+    (evil / "arrays/0").unlink()
+    array.rename(evil / "arrays/0")
+    give(evil)
+    assert foreign_runs.is_foreign(evil / "points/evil.0")
+    assert foreign_runs.owners([evil / "points/evil.0"]) == [NOBODY]
+    assert "evil.0" in answer_of("runs")[0]
+    answer_of("status", "evil.0")
+    assert [*(evil / "points").iterdir()] == []
+    (evil / "templates/0/run").rename(evil / "run")
+    (evil / "templates/0/run").symlink_to(tmp_path)
+    with pytest.raises(RunError, match="templates/0/run: another user's link"):
+        foreign_runs.require_own_folders(evil / "points/evil.0")
+
+
+def test_lost_arrays_of_another_users_sweep_are_not_recorded(theirs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.sweeps.lost_arrays.find_host", lambda _: pytest.fail("the cluster is asked"))
+    fields: dict[str, Any] = {"cluster": "here", "arrays": ()}
+    record = SweepRecord.model_construct(**fields)
+    assert lost_arrays.recovered(theirs, record) is record
+
+
+def test_a_note_that_is_a_link_is_its_makers(private: Path, tmp_path: Path) -> None:
+    (tmp_path / "note").symlink_to(private)
+    os.chown(tmp_path / "note", NOBODY, NOBODY, follow_symlinks=False)
+    assert submission.is_own(private)
+    assert not submission.is_own(tmp_path / "note")
 
 
 def test_an_export_takes_nothing_by_a_link(ended: Path, private: Path, tmp_path: Path) -> None:  # noqa: F811

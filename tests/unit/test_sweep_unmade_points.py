@@ -328,12 +328,59 @@ def test_the_reason_of_a_point_without_a_run_folder(made: PreparedSweep) -> None
 
 
 def test_a_point_of_another_user_is_listed_and_not_made(made: PreparedSweep, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kit.record.unmade_points._is_own", lambda _: False)
+    monkeypatch.setattr("kit.record.unmade_points._is_own", lambda *_: False)
     point = SweepPaths(made.folder).point(0)
     assert find_runs.find_one(point.name, [made.folder.parent]) == point
     assert not point.exists()
     (one,) = status.read_statuses([point], queue=queue("RUNNING"))
     assert (one.state, one.job_id) == ("RUNNING", "41_0")
+
+
+@pytest.mark.parametrize("changed", ["token", "word"])
+def test_no_token_and_no_word_is_a_program_of_sed(made: PreparedSweep, changed: str) -> None:
+    """The point's folder is sed's current one."""
+    tokens, points = made.folder / "templates/0/tokens", made.folder / "arrays/0/points"
+    if changed == "token":
+        program = "x/x/;1s/.*/touch ran/e;s/x"
+        tokens.write_text("\n".join([*tokens.read_text().splitlines()[:-1], program, ""]))
+    else:
+        program = "x/;1s/.*/touch${IFS}ran/e;s/x/x"
+        points.write_text(f"{points.read_text().splitlines()[0].rpartition(' ')[0]} {program}\n")
+    done = run_task(made.folder, 0)
+    assert [*made.folder.rglob("ran")] == []
+    assert (done.returncode, SweepPaths(made.folder).point(0).exists()) == (1, False)
+    assert "a token or a word has other characters than" in done.stderr
+
+
+PARTS = (".", "points", "arrays", "arrays/0", "arrays/0/points", "arrays/0/job", "templates", "templates/0", "templates/0/run",
+         "templates/0/tokens", "templates/0/files")  # fmt: skip
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_no_point_is_made_by_a_link(made: PreparedSweep, capsys: pytest.CaptureFixture[str], part: str) -> None:
+    """It may lead to an array of this user, from a sweep of another."""
+    path = made.folder / part
+    path.rename(made.folder.parent.parent / "elsewhere")
+    path.symlink_to(made.folder.parent.parent / "elsewhere")
+    point = SweepPaths(made.folder).point(0)
+    unmade_points.make(point)
+    assert not point.exists()
+    # An array that is a link is none, and the sweep's folder is another user's sweep.
+    assert (
+        f"{point.name}: its run folder is not made: {path} is missing, a link, or not yours" in capsys.readouterr().err
+    ) == (part not in {".", "arrays/0"})
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a file to another user")
+@pytest.mark.parametrize("part", PARTS)
+def test_no_point_is_made_from_another_users_file(made: PreparedSweep, part: str) -> None:
+    os.chown(made.folder / part, 65534, 65534)
+    point = SweepPaths(made.folder).point(0)
+    unmade_points.make(point)
+    assert not point.exists()
+    os.chown(made.folder / part, 0, 0)
+    unmade_points.make(point)
+    assert point.is_dir()
 
 
 @pytest.mark.parametrize("damage", ["", "0\n", "0 ../../x a\n", "x 0\n", "\xff\n"])
