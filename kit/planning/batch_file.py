@@ -36,6 +36,8 @@ STABLE = (
     "num_nodes",
 )
 AVOID_DIR = ".avoid"
+# Functions that a message names.
+_MOST_NAMED = 4
 # This is below Linux's ephemeral ports (from 32768). nodes.sh chooses from 10,000 ports from here on, by job id.
 _PORT_BASE = 20_000
 
@@ -50,14 +52,26 @@ def batch_script(decisions: Decisions) -> str:
         return render(DEFAULT, _variables(decisions))
     if not own_batch_script.is_of_the_kit(text):
         return render(FOREIGN, foreign_script.variables(decisions, text))
+    if fault := _of_another_release(decisions, text):
+        raise ConfigError.of(fault)
+    return text
+
+
+def _of_another_release(decisions: Decisions, text: str) -> Fault | None:
+    """What a changed copy of the kit's own script needs and this release does not have, or needs and the copy does not do."""
+    file, _ = decisions.resolved.template or ("", "")
+    if missing := own_batch_script.missing_functions(text, parts.texts(decisions)):
+        named = ", ".join(missing[:_MOST_NAMED]) + (", …" if len(missing) > _MOST_NAMED else "")
+        problem = f"the script is a changed copy of the kit's own of another release, and calls functions that are gone: {named}"
+        hint = "kit template eject new.sbatch.j2, and make your changes there"
+        return Fault(file=file, key="template", problem=problem, hint=hint)
     if decisions.site.snapshot and not own_batch_script.copies_workspace(text):
-        file, _ = decisions.resolved.template or ("", "")
         problem = (
             "the script sources lib/retry.sh, as the kit's own does, but does not copy the job's folder into the run"
         )
         hint = "kit template eject new.sbatch.j2, whose `parts::require prepare` does"
-        raise ConfigError.of(Fault(file=file, key="template", problem=problem, hint=hint))
-    return text
+        return Fault(file=file, key="template", problem=problem, hint=hint)
+    return None
 
 
 def foreign(decisions: Decisions) -> str | None:

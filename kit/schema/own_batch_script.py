@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 # The line of the kit's own templates above which Jinja works.
 MARK = "# Below this line nothing is generated.\n"
@@ -12,6 +13,10 @@ _JINJA = re.compile(r"\{%-?\s|\{\{-?\s")
 _RECORDS_ITSELF = "lib/retry.sh"
 # Calls of the library that copies the job's folder: by the phases of all parts, or by name.
 _COPIES = re.compile(r"\b(?:parts::require prepare|workspace::prepare)\b")
+# A function of a library lib/NAME.sh is NAME::VERB.
+_FUNCTION = re.compile(r"(?<![\w:])([a-z_]+)::[a-z_]+(?![\w:])")
+_DEFINED = re.compile(r"^\s*(?:function\s+)?([a-z_]+::[a-z_]+)\s*\(\)", re.MULTILINE)
+_COMMENT = re.compile(r"(?:^|\s)#.*")
 
 
 def is_template(text: str) -> bool:
@@ -27,3 +32,12 @@ def is_of_the_kit(text: str) -> bool:
 def copies_workspace(text: str) -> bool:
     """Whether a script of the kit's, perhaps changed, makes the run's copy of the job's folder."""
     return _COPIES.search(text) is not None
+
+
+def missing_functions(text: str, libraries: Mapping[str, str]) -> list[str]:
+    """Functions of the kit's libraries that a script calls, and that neither these (lib/NAME.sh -> text) nor the script define,
+    sorted. What a script of an earlier release calls may be gone. Functions of anybody else's libraries do not count.
+    """
+    defined = {name for one in (text, *libraries.values()) for name in _DEFINED.findall(one)}
+    calls = {match.group(): f"lib/{match[1]}.sh" for match in _FUNCTION.finditer(_COMMENT.sub("", text))}
+    return sorted(name for name, file in calls.items() if name not in defined and (file in libraries or file in text))

@@ -397,6 +397,12 @@ def _planning() -> list[Rule]:
             text="# a changed copy of an older template of the kit, which leaves out lib/workspace.sh",
             run=_without_copy,
         ),
+        _job(
+            "ddp",
+            '[slurm]\ntemplate = "own.sh"',
+            nodes=0,
+            files={"own.sh": "#!/bin/bash\nsource lib/retry.sh\nretry::wants_requeue 1 && retry::requeue 1\n"},
+        ),
         _job("ddp", 'args = ["--batch-size", "4096"]', nodes=1024, gpus=4),
         _job("deepspeed", "[checkpoint]\nmemory_every = 10\n[retry]\nin_allocation = 1", nodes=0),
         _job("srun", 'command = ["python3", "-m", "torch.distributed.run", "--nproc_per_node", "2", "p.py"]'),

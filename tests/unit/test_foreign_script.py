@@ -10,6 +10,7 @@ from kit.errors import ConfigError
 from kit.planning import site_shell
 from kit.planning.plan import Plan
 from kit.planning.sbatch_header import header
+from kit.render import plain
 from kit.submission import portable_job, prepare_run
 from tests.support import plan_of, write_job
 
@@ -143,6 +144,29 @@ def test_a_script_that_records_itself_and_does_not_copy_the_folder_is_refused(tm
     assert "kit template eject" in fault.hint
     own.write_text(f"{text}parts::require prepare || exit $?\n")
     assert prepare_run.prepare_job(own, cluster="local", overrides=[], containers=False).plan.text_of("batch.sh")
+
+
+def test_a_copy_of_another_releases_script_is_refused_when_its_functions_are_gone(tmp_path: Path) -> None:
+    """It passed the submit, and died at its end: no exit code on record, and the steps were left to Slurm."""
+    own = plain("bin/batch.sh").replace(
+        "parts::any wants_requeue", "retry::wants_requeue || retry::again 1 || retry::one || retry::two || retry::three"
+    )
+    with pytest.raises(ConfigError) as error:
+        made(tmp_path, own, name="own.sbatch.j2")
+    (fault,) = error.value.faults
+    assert fault.problem.endswith("gone: retry::again, retry::one, retry::three, retry::two, …")
+    assert "kit template eject" in fault.hint
+
+
+def test_functions_of_anybody_elses_are_not_the_kits(tmp_path: Path) -> None:
+    text = plain("bin/batch.sh") + (
+        "retry::mine() { conda::activate; }  # retry::gone\nretry::mine\nc++ -e 'std::sort(x)' # nodes::gone\n"
+    )
+    assert "retry::mine" in made(tmp_path, text, name="own.sbatch.j2").text_of("batch.sh")
+    with pytest.raises(ConfigError, match="failure_book::open"):
+        made(
+            tmp_path, f'{text}source "${{KIT_RUN_DIR}}/lib/failure_book.sh"\nfailure_book::open\n', name="own.sbatch.j2"
+        )
 
 
 @pytest.mark.parametrize("line", ["--output=out/own.log", "-e err", "--input=data.txt", "-o ~/own.log"])
