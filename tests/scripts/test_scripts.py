@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kit import shell
+from kit import render, shell
 from kit.submission.folder import write_files
 from tests import laid_out
 from tests.golden.cases import CASES, MARK, SINGLES, Case, Single, planned, planned_single, single
@@ -62,6 +62,8 @@ def test_jinja_in_a_body_is_found() -> None:
 @pytest.mark.skipif(shutil.which("shellcheck") is None, reason="shellcheck is not installed")
 @pytest.mark.parametrize("case", CASES, ids=lambda c: c.name)
 def test_rendered_scripts_pass_shellcheck(case: Case, tmp_path: Path) -> None:
+    # Also the libraries that only other runs have, which the same programs source.
+    render.write_all(tmp_path)
     written = write_files(planned(case), tmp_path)
     # Function files are followed from the scripts that source them: alone, half of their variables are somebody else's.
     scripts = [p for p in written if p.suffix in {".sh", ""} and p.read_text().startswith("#!")]

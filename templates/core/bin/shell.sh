@@ -36,7 +36,6 @@ if [[ -r "${KIT_RUN_DIR}/.secrets" ]]; then
     source "${KIT_RUN_DIR}/.secrets"
 fi
 if [[ -s "${KIT_RUN_DIR}/setup.sh" ]]; then
-    # shellcheck source=/dev/null
     source "${KIT_RUN_DIR}/lib/setup_lines.sh"
     setup_lines::run "${KIT_RUN_DIR}/setup.sh" || log::error "set-up ${setup_lines_said}"
 fi

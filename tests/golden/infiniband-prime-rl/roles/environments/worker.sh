@@ -112,7 +112,6 @@ set_up() {
         source "${KIT_RUN_DIR}/.secrets"
     fi
     [[ -s "${KIT_RUN_DIR}/setup.sh" ]] || return 0
-    # shellcheck source=/dev/null
     source "${KIT_RUN_DIR}/lib/setup_lines.sh"
     set +eu
     if ! setup_lines::run "${KIT_RUN_DIR}/setup.sh"; then
