@@ -40,19 +40,25 @@ line_of() {
     printf '%s' "${line:--}"
 }
 
+# Whether a file in the folder of the reports may be read: a pipe would be waited for, and a link leads anywhere.
+is_own_file() {
+    [[ -f "$1" && -O "$1" && ! -L "$1" ]]
+}
+
 # about_rank ROLE@RANK PID…
 about_rank() {
     local -r name="$1"
     shift
     local -a pids=("${@:1:most_processes}")
     local -A before=()
-    local pid now
+    local pid now report=-
     clock::now now
     for pid in "${pids[@]}"; do
         before["${pid}"]="$(ticks "${pid}")"
     done
     printf '== rank\nrank %s\nrole %s\nnode %s\ntime %s\n' "${name##*@}" "${name%@*}" "${node}" "${now}"
-    printf 'report %s\n' "$(line_of "${reports}/${name}")"
+    ! is_own_file "${reports}/${name}" || report="$(line_of "${reports}/${name}")"
+    printf 'report %s\n' "${report}"
     sleep 1
     about_processes
     ask_recorder
@@ -119,7 +125,7 @@ about_recorder() {
     local -i tenths
     [[ -p "${recorder}.ask" ]] || return 0
     for ((tenths = 0; tenths < 20; tenths++)); do
-        if [[ -f "${recorder}" && ! -L "${recorder}" ]]; then
+        if is_own_file "${recorder}"; then
             cat -- "${recorder}"
             return 0
         fi
@@ -147,7 +153,7 @@ about_stacks() {
 # Whether the signal would find kit_rank's handler there. Any other process would die of it.
 has_handler() {
     local name mask caught=0 fd
-    [[ -O "${stacks}" && ! -L "${stacks}" ]] || return 1
+    is_own_file "${stacks}" || return 1
     while read -r name mask; do
         [[ "${name}" != SigCgt: ]] || caught="${mask}"
     done 2>/dev/null <"/proc/$1/status"
@@ -218,10 +224,12 @@ keep() {
 }
 
 main() {
-    local -r folder="$1" only="${2:-}" node="${SLURMD_NODENAME:-$(uname -n)}" reports="/dev/shm/kit-${EUID}-${SLURM_JOB_ID}"
-    local key role stacks recorder
+    local -r folder="$1" only="${2:-}" node="${SLURMD_NODENAME:-$(uname -n)}"
+    local reports="/dev/shm/kit-${EUID}-${SLURM_JOB_ID}" key role stacks recorder
     local -a files=()
     local -A processes=()
+    # Another user may have made it first, with a link to a secret in it. No file is below /dev/null.
+    [[ -O "${reports}" && ! -L "${reports}" ]] || reports=/dev/null
     rank_processes::find
     for key in "${!processes[@]}"; do
         [[ -z "${only}" || "${key##*@}" == "${only}" ]] || continue

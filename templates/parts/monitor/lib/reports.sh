@@ -6,7 +6,8 @@ reports::end() {
     # shellcheck disable=SC2153 # RANK comes from torchrun or worker.sh
     local -r file="/dev/shm/kit-${EUID}-${SLURM_JOB_ID:-}/${KIT_ROLE:-}@${RANK}"
     local step rest more
-    [[ -O "${file}" && ! -L "${file}" ]] || return 0
+    # Another user may have made the folder, or a link in its place.
+    [[ -O "${file%/*}" && ! -L "${file%/*}" && -f "${file}" && -O "${file}" && ! -L "${file}" ]] || return 0
     { read -r step _ rest && IFS= read -r more; } 2>/dev/null <"${file}" || return 0
     # The second line is for `kit time`.
     printf '%-127s\n%s\n' "${step} end ${rest}" "${more}" >"${file}"
