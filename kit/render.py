@@ -5,6 +5,7 @@ Jinja renders only the head of a script, up to the line `MARK`. The rest is plai
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Mapping
 from functools import cache
@@ -24,6 +25,7 @@ MARK = own_batch_script.MARK
 NODE = "kit_node"
 ALL_REDUCE = "bin/all_reduce.py"
 PARTS = "parts"
+_INCLUDE = re.compile(r"^# include (core/\S+)\n", re.MULTILINE)
 
 
 def quote(word: str) -> str:
@@ -100,8 +102,13 @@ def configured(kind: type[E]) -> E:
 
 @cache
 def plain(name: str) -> str:
-    """The unchanged text of a file of templates/: by its name in a run (bin/NAME, lib/NAME), or by its path there."""
-    return _places().get(name, _folder() / name).read_text(encoding="utf-8")
+    """The text of a file of templates/: by its name in a run (bin/NAME, lib/NAME), or by its path there.
+
+    Slurm copies a batch script alone. What several must have before they source anything is in a file of its own: a line
+    `# include PATH` stands for that file's lines after the first, which is for shellcheck.
+    """
+    text = _places().get(name, _folder() / name).read_text(encoding="utf-8")
+    return _INCLUDE.sub(lambda found: plain(found[1]).partition("\n")[2], text)
 
 
 @cache

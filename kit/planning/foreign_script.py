@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import shlex
 from collections.abc import Iterator
 from typing import Any
@@ -29,8 +28,7 @@ def variables(decisions: Decisions, text: str) -> dict[str, Any]:
         "run_dir": decisions.site.run_dir,
         "snapshot": str(snapshot.folder) if snapshot else "",
         "tree": snapshot.tree if snapshot else "",
-        "code": code_digest(decisions),
-        "digest": hashlib.sha256(text.encode()).hexdigest(),
+        "code": code_digest(decisions, {FILE: text}),
         "folder": chdir if chdir.startswith("/") else f"{decisions.paths.workspace}/{chdir}".rstrip("/"),
         "submit_dir": decisions.paths.workspace,
         "args": decisions.job.args if _is_job(decisions) else (),

@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from kit.errors import ConfigError, Fault
 from kit.hosts.chain_links import LINK
+from kit.planning.parts import code_digest
 from kit.planning.plan import Plan, PlanFile
 from kit.planning.sbatch_header import header
 from kit.render import render
@@ -24,5 +25,7 @@ def with_links(plan: Plan, *, file: str) -> Plan:
     if plan.job.notify.on and plan.job.notify.by == "batch":
         problem = "a chain's batch scripts cannot send: the file with the URLs is removed when the first link ends"
         raise ConfigError.of(Fault(file=file, key="notify.by", problem=problem, hint='by = "watch"'))
-    text = render(f"bin/{LINK}", {"sbatch": header(plan.text_of("batch.sh")), "run_dir": plan.run_dir})
+    batch = plan.text_of("batch.sh")
+    code = code_digest(plan.decisions, {"batch.sh": batch})
+    text = render(f"bin/{LINK}", {"sbatch": header(batch), "run_dir": plan.run_dir, "code": code})
     return replace(plan, files=(*plan.files, PlanFile(name=LINK, text=text, mode=0o755)))

@@ -19,6 +19,7 @@ set -o errexit -o nounset -o pipefail
 readonly leftover_min=10
 
 main() {
+    umask g-w,o-w
     local -r array="$1" task="$2" job="$3"
     local -r sweep="${array%/*/*}"
     local -a words
@@ -47,6 +48,11 @@ make() {
         printf '%s: %d tokens for %d words\n' "${template}" "${#tokens[@]}" "$#" >&2
         return 1
     fi
+    # As in array.sh: what others could have changed is made into no run.
+    local others
+    others="$(find "${template}/.." "${template}"{,/run,/tokens,/files} "${sweep}/points" -maxdepth 0 \
+        \( ! -uid "${EUID}" -o -perm /022 -o -type l \) -printf '%p (of %u, mode %m) ' 2>&1)"
+    [[ -z "${others}" ]] || { printf 'nothing is made of what others can change: %s\n' "${others}" >&2; return 72; }
     local token program=""
     local -r plain='^[A-Za-z0-9.+_"-]+$'
     for token in "${tokens[@]}"; do

@@ -438,3 +438,77 @@ main
     shell.run(["sh", "-c", cancelling, "sh", str(made.folder.parent)])
     states = find.states(made.folder, read_sweep(made.folder), queue=queue("PENDING", range(5)))
     assert [find.state_of(states[n]) for n in range(8)] == ["PENDING"] * 5 + ["CANCELLED", "LOST", "LOST"]
+
+
+def start_task(sweep: Path, task: int) -> shell.Completed:
+    """Runs the copy of the array's script that Slurm keeps."""
+    kept = sweep.parent.parent / "slurm_script"
+    if not kept.exists():
+        kept.write_text((sweep / "arrays/0/batch.sh").read_text())
+    env = {"PATH": "/usr/bin:/bin", "SLURM_ARRAY_TASK_ID": str(task), "SLURM_ARRAY_JOB_ID": "41"}
+    return shell.run(["bash", str(kept)], env=env, check=False)
+
+
+def _give(path: str) -> Callable[[Path], None]:
+    def change(sweep: Path) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("only root can give a folder to another user")
+        os.chown(sweep / path, 65534, 65534)
+
+    return change
+
+
+def _replace(path: str) -> Callable[[Path], None]:
+    """A link to a copy, in its place."""
+
+    def change(sweep: Path) -> None:
+        moved = (sweep / path).rename(sweep / "moved")
+        (sweep / path).symlink_to(moved)
+
+    return change
+
+
+def _open(path: str) -> Callable[[Path], None]:
+    return lambda sweep: (sweep / path).chmod(0o775)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(_open(path) for path in (".", "arrays", "arrays/0", "arrays/0/make_point.sh", "arrays/0/points", "points")),
+        *(_open(f"templates{path}") for path in ("", "/0", "/0/run", "/0/files", "/0/tokens", "/0/run/batch.sh")),
+        *(_give(path) for path in (".", "arrays", "arrays/0/make_point.sh", "templates/0/run", "points")),
+        _replace("arrays/0/make_point.sh"),
+    ],
+)
+def test_a_waiting_task_runs_nothing_that_others_could_change(
+    made: PreparedSweep, change: Callable[[Path], None]
+) -> None:
+    """C12. A sound task ends with 2: its batch script says that it needs a job."""
+    assert start_task(made.folder, 0).returncode == 2
+    change(made.folder)
+    done = start_task(made.folder, 1)
+    assert done.returncode == 72, done.stderr
+    assert "nothing" in done.stderr
+
+
+@pytest.mark.parametrize("change", [_open("."), _open("batch.sh"), _give("."), _give("batch.sh")])
+def test_a_requeued_task_does_not_run_a_point_that_others_could_change(
+    made: PreparedSweep, change: Callable[[Path], None]
+) -> None:
+    point = SweepPaths(made.folder).point(0)
+    assert start_task(made.folder, 0).returncode == 2
+    change(point)
+    done = start_task(made.folder, 0)
+    assert (done.returncode, "try: kit sweep" in done.stderr) == (72, True), done.stderr
+
+
+def test_a_task_makes_no_folder_that_the_group_may_write(made: PreparedSweep) -> None:
+    """Where the user's umask is 002: into .making/ another user could put a run folder of his own."""
+    before = os.umask(0o002)
+    try:
+        assert run_task(made.folder, 0).returncode == 0
+    finally:
+        os.umask(before)
+    making = made.folder / "arrays/0/.making"
+    assert [path.stat().st_mode & 0o022 for path in (making, making / "0")] == [0, 0]

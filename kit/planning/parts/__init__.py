@@ -81,9 +81,11 @@ def texts(decisions: Decisions) -> dict[str, str]:
     return found | {name: text for name, text in absent.items() if name not in found}
 
 
-def code_digest(decisions: Decisions) -> str:
-    """The sha256 of the run's bin/ and lib/, as batch.sh computes it: of sha256sum's output for their files, sorted by name."""
-    lines = (
-        f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(texts(decisions).items())
-    )
+def code_digest(decisions: Decisions, more: Mapping[str, str] | None = None) -> str:
+    """The sha256 of the run's bin/ and lib/, as batch.sh computes it: of sha256sum's output for their files, sorted by name.
+
+    more: name -> text of files beside these folders that the script names, too.
+    """
+    found = texts(decisions) | dict(more or {})
+    lines = (f"{hashlib.sha256(text.encode()).hexdigest()}  {name}\n" for name, text in sorted(found.items()))
     return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -9,7 +9,6 @@ readonly KIT_RUN_DIR={{ run_dir | sh }}
 readonly KIT_SNAPSHOT={{ snapshot | sh }}
 readonly KIT_TREE={{ tree | sh }}
 readonly KIT_CODE={{ code | sh }}
-readonly KIT_SCRIPT={{ digest | sh }}
 readonly KIT_FOLDER={{ folder | sh }}
 readonly KIT_SUBMIT_DIR={{ submit_dir | sh }}
 readonly -a KIT_ARGS={{ args | sh }}
@@ -17,21 +16,8 @@ readonly -a KIT_ARGS={{ args | sh }}
 # Below this line nothing is generated.
 set -uo pipefail
 
-# As in batch.sh: the folder may have waited for days where others can write.
-require_own_code() {
-    local others found script
-    cd -- "${KIT_RUN_DIR}" || exit 72
-    others="$(find . bin lib state script -maxdepth 0 \( ! -uid "${EUID}" -o -perm /022 \) -printf "${KIT_RUN_DIR}/%p (of %u, mode %m) ")"
-    found="$(find bin lib -name __pycache__ -prune -o -type f -print0 | LC_ALL=C sort --zero-terminated \
-        | xargs --null sha256sum -- | sha256sum)"
-    script="$(sha256sum <script)"
-    cd -- "${OLDPWD}" 2>/dev/null || cd /
-    [[ -n "${others}" || "${found%% *}" != "${KIT_CODE}" || "${script%% *}" != "${KIT_SCRIPT}" ]] || return 0
-    printf 'the run folder is not what was submitted, and nothing of it is run: %s\n  try: kit rerun %s\n' \
-        "${others:-files of ${KIT_RUN_DIR} have changed}" "${KIT_RUN_DIR##*/}" >&2
-    exit 72
-}
-require_own_code
+# include core/own_code.sh
+require_own_code bin lib script
 
 source "${KIT_RUN_DIR}/lib/clock.sh"
 source "${KIT_RUN_DIR}/lib/log.sh"
