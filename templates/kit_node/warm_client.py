@@ -43,8 +43,7 @@ def main() -> NoReturn:
         n for n in signal.valid_signals() - {signal.SIGPIPE, signal.SIGXFSZ} if signal.getsignal(n) == signal.SIG_IGN
     ]
     slurmstepd = _stat_of(env.get("KIT_SLURMSTEPD"))
-    connection = _connected(name, float(seconds))
-    reason = "there is no warm process on this node"
+    connection, reason = _connected(name, float(seconds))
     if connection is not None:
         reason = _ask(connection, argv, env, ignored, slurmstepd)
     if connection is None or reason:
@@ -55,19 +54,22 @@ def main() -> NoReturn:
     _end(*_stand_for(connection, slurmstepd))
 
 
-def _connected(name: str, seconds: float) -> socket.socket | None:
-    """A connection to the warm process of the same user; None when there is none within the time."""
+def _connected(name: str, seconds: float) -> tuple[socket.socket | None, str]:
+    """A connection to the warm process of the same user, and ''; None and the reason when there is none within the time."""
     end = time.monotonic() + seconds
     while True:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             connection.connect("\0" + name)
             uid = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
-            return connection if uid == os.geteuid() else None
+            if uid == os.geteuid():
+                return connection, ""
+            connection.close()
+            return None, f"the socket of this node's warm process belongs to another user, uid {uid}"
         except OSError:
             connection.close()
         if time.monotonic() >= end:
-            return None
+            return None, "there is no warm process on this node"
         time.sleep(_AGAIN_S)
 
 

@@ -114,3 +114,35 @@ print(one.recv(1))
     finally:
         server.kill()
     assert server.communicate()[0].splitlines() == ["heard"]
+
+
+def test_a_rank_sends_nothing_to_the_warm_process_of_another_user() -> None:
+    """The request has its whole environment; the answer would be a program of the other user."""
+    script = """
+import os, socket, warm_client
+name, own = f"kit-test-{os.getpid()}", os.geteuid()
+listener = socket.socket(socket.AF_UNIX)
+listener.bind("\\0" + name)
+listener.listen()
+connection, reason = warm_client._connected(name, 20)
+print(connection is not None, reason == "")
+os.geteuid = lambda: own + 1
+connection, reason = warm_client._connected(name, 20)
+print(connection, reason.endswith(f"another user, uid {own}"))
+listener.accept()
+print(listener.accept()[0].recv(1))
+"""
+    assert python(script) == ["True True", "None True", "b''"]
+
+
+def test_a_rank_reports_nothing_in_a_folder_of_another_user(tmp_path: Path) -> None:
+    script = """
+import os
+from kit_rank import RankReporter
+own = os.geteuid()
+for uid in (own + 1, own):
+    os.geteuid = lambda: uid
+    RankReporter(sys.argv[1], "@3").step(1)
+    print(sorted(os.listdir(sys.argv[1])))
+"""
+    assert python(script, str(tmp_path)) == ["[]", "['@3', 'stacks..3']"]
