@@ -37,6 +37,15 @@ main() {
     printf '%s\n' "${point}"
 }
 
+# require_own PATH...: as in array.sh, nothing is made of what others could have changed.
+require_own() {
+    local others
+    others="$(find "$@" -maxdepth 0 \( ! -uid "${EUID}" -o -perm /022 -o -type l \) -printf '%p (of %u, mode %m) ' 2>&1)"
+    [[ -n "${others}" ]] || return 0
+    printf 'nothing is made of what others can change: %s\n' "${others}" >&2
+    return 72
+}
+
 # make TEMPLATE WORD...: the words are in the order of the template's tokens.
 make() {
     local -r template="$1"
@@ -48,11 +57,7 @@ make() {
         printf '%s: %d tokens for %d words\n' "${template}" "${#tokens[@]}" "$#" >&2
         return 1
     fi
-    # As in array.sh: what others could have changed is made into no run.
-    local others
-    others="$(find "${template}/.." "${template}"{,/run,/tokens,/files} "${sweep}/points" -maxdepth 0 \
-        \( ! -uid "${EUID}" -o -perm /022 -o -type l \) -printf '%p (of %u, mode %m) ' 2>&1)"
-    [[ -z "${others}" ]] || { printf 'nothing is made of what others can change: %s\n' "${others}" >&2; return 72; }
+    require_own "${template}/.." "${template}"{,/run,/tokens,/files} "${sweep}/points" || return
     local token program=""
     local -r plain='^[A-Za-z0-9.+_"-]+$'
     for token in "${tokens[@]}"; do
