@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -35,10 +38,20 @@ WORDS = {
 CONTROL = re.compile(r"[\x1b\r\x08]")
 
 
+@pytest.fixture
+def sockets() -> Iterator[Path]:
+    """For tmux, whose server stays when the command has ended. The path of a socket must be short."""
+    with tempfile.TemporaryDirectory(prefix="kit-") as folder:
+        yield Path(folder)
+        if shutil.which("tmux"):
+            env = {**os.environ, "TMUX_TMPDIR": folder}
+            subprocess.run(["tmux", "kill-server"], env=env, capture_output=True, check=False)
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("stdin", ["closed", "silent"])
 def test_a_command_without_a_terminal(
-    command: str, stdin: str, project: Path, tmp_path_factory: pytest.TempPathFactory
+    command: str, stdin: str, project: Path, sockets: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """stdin: closed, as in some cron jobs and CI runners, or open without a writer that ever writes: a prompt would hang."""
     (project / "train.py").write_text("print(1)\n")
@@ -46,7 +59,7 @@ def test_a_command_without_a_terminal(
     words = [sys.executable, "-m", "kit", command, *WORDS.get(command, [])]
     env = {
         "PATH": "/usr/bin:/bin", "HOME": str(project / "home"), "SLURM_CONF": "/nonexistent", "TERM": "xterm-256color",
-        "DOCKER_HOST": "unix:///nonexistent",
+        "DOCKER_HOST": "unix:///nonexistent", "TMUX_TMPDIR": str(sockets),
     }  # fmt: skip
     said = tmp_path_factory.mktemp("said")
     # A server reads its stdin for as long as it lives.
