@@ -74,7 +74,8 @@ def find_all(folders: list[Path]) -> list[tuple[Path, Facts]]:
 
 
 def find_one(name: str | None, folders: list[Path]) -> Path:
-    """A run by its folder, id, unique start of an id, or Slurm job id; without a name, the newest that is not a shell.
+    """A run by its folder, id, unique start of an id, or Slurm job id; without a name, the newest of one's own that is
+    not a shell, else of all.
 
     The folder of a point that waits is made, if it can be. RunError if there is no such run, and for another user's with links in
     place of folders.
@@ -117,11 +118,14 @@ def only(name: str, matching: list[Path], *, what: str, hint: str = "") -> Path 
 
 
 def _newest(folders: list[Path]) -> Path:
-    """The newest readable run that is not a shell: nobody wants to look at a shell that has ended, or to cancel it."""
+    """The user's newest readable run that is not a shell: nobody wants to look at a shell that has ended, or to cancel it.
+
+    Where none is the user's own, the newest of all. Another user can date a run later than any.
+    """
     newest = [path for path, one in find_all(folders) if not one.problem and not one.interactive]
     if not newest:
         raise RunError(f"no runs yet under {_listed(folders)}", hint="'kit submit' makes one")
-    return newest[-1]
+    return next((path for path in reversed(newest) if not foreign_runs.is_foreign(path)), newest[-1])
 
 
 def _is_name(name: str) -> bool:

@@ -34,7 +34,8 @@ def _age(folder: Path) -> tuple[float, str]:
 
 
 def find_one(name: str | None, folders: list[Path], *, job_file: Path | None = None) -> Path:
-    """A sweep by its folder, id or unique start of an id; without a name the newest, or the newest of `job_file`.
+    """A sweep by its folder, id or unique start of an id; without a name the newest, or the newest of `job_file`; one's own
+    before others'.
 
     RunError if there is no such sweep, and for another user's with links in place of folders.
     """
@@ -54,7 +55,7 @@ def _found(name: str | None, folders: list[Path], job_file: Path | None) -> Path
         if not mine:
             whose = f" of {job_file}" if job_file else ""
             raise RunError(f"no sweep{whose} yet", hint="'kit sweep' submits one")
-        return mine[-1]
+        return next((path for path in reversed(mine) if not foreign_runs.is_foreign(path)), mine[-1])
     if found := find_runs.only(name, [p for p in known if p.name.startswith(name)], what="sweeps"):
         return found
     last = ", ".join(p.name for p in known[-3:])

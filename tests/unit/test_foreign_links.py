@@ -259,3 +259,13 @@ def test_a_link_to_a_third_users_file_is_followed_if_all_may_read_it(
             untrusted_files.read_bytes(link)
     else:
         assert untrusted_files.read_bytes(link) == b"x = 1\n"
+
+
+def test_without_a_name_the_newest_is_the_readers_own(theirs: Path) -> None:
+    """Whoever shares the folder could otherwise choose what `kit status` shows, or end it with an error."""
+    runs = theirs.parent
+    assert find_runs.find_one(None, [runs]) == theirs, "the only one"
+    own = make(runs / "gpt-0", 8, minutes=9)
+    newest = [path for path, _ in find_runs.find_all([runs])]
+    assert newest == [own, theirs]
+    assert find_runs.find_one(None, [runs]) == own
