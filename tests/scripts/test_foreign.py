@@ -23,7 +23,7 @@ SCRIPT = '#!/bin/bash\ntouch "${KIT_RUN_DIR}/started"\n'
 
 def _digest(run_dir: Path) -> str:
     found = (path for top in ("bin", "lib") for path in (run_dir / top).rglob("*") if path.is_file())
-    files = sorted(str(path.relative_to(run_dir)) for path in found)
+    files = sorted([*(str(path.relative_to(run_dir)) for path in found), "script"])
     lines = (f"{hashlib.sha256((run_dir / name).read_bytes()).hexdigest()}  {name}\n" for name in files)
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
@@ -37,7 +37,7 @@ def _start(lab: BatchLab, tree: Path) -> subprocess.Popen[bytes]:
     (lab.run_dir / ".secrets").write_text("")
     values = {
         "sbatch": [], "run_dir": lab.run_dir, "snapshot": str(tree), "tree": tree.name, "code": _digest(lab.run_dir),
-        "digest": hashlib.sha256(SCRIPT.encode()).hexdigest(), "folder": str(lab.run_dir / "workspace"),
+        "folder": str(lab.run_dir / "workspace"),
         "submit_dir": lab.run_dir, "args": (),
     }  # fmt: skip
     (batch := lab.run_dir / "batch.sh").write_text(render("bin/foreign.sh", values))

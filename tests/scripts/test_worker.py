@@ -235,7 +235,7 @@ def test_a_warm_rank_has_the_environment_of_a_plain_one(tmp_path: Path) -> None:
 
 def test_a_rank_may_open_as_many_files_as_the_node_allows(tmp_path: Path) -> None:
     """Each process group of gloo connects a rank to all others: Linux's soft limit of 1,024 files ended a world of 335 ranks."""
-    run = run_folder(tmp_path, JOB.replace("look.py", "limit.py"), "shape=srun")
+    run = run_folder(tmp_path, f'setup = ["true"]\n{JOB.replace("look.py", "limit.py")}', "shape=srun")
     (tmp_path / "job" / "limit.py").write_text(
         f"import resource\nopen({str(tmp_path / 'seen')!r}, 'w').write(repr(resource.getrlimit(resource.RLIMIT_NOFILE)))\n"
     )

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from kit import shell
 from tests.unit.host_lab import Lab, lab  # noqa: F401
 from tests.unit.test_foreign_links import COMMANDS, give
 from tests.unit.test_hostile_files import answer_of
@@ -77,7 +78,9 @@ def test_no_name_of_a_branch_is_run(lab: Lab, branch: str) -> None:  # noqa: F81
 
 
 @pytest.fixture(params=[0, 0o077])
-def umask(request: pytest.FixtureRequest) -> Iterator[int]:
+def umask(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    # The kit remembers it for the tools that it starts.
+    monkeypatch.setattr(shell, "_umask", shell._umask)
     before = os.umask(request.param)
     yield request.param
     os.umask(before)
